@@ -1,0 +1,61 @@
+# The targets of a checkout. Each sets up what it needs in .venv; the second time that takes no time.
+#   make demo [QUICK=1]  train an RL-token policy on a LIBERO task and report it beside the frozen VLA
+#   make test            the tests
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+CONFIG ?= examples/configs/$(if $(QUICK),demo_quick,demo).yaml
+PYTEST_ARGS ?=
+
+# Pictures are drawn on the CPU unless the caller says otherwise (MUJOCO_GL=egl on a machine with a GPU).
+export MUJOCO_GL ?= osmesa
+export PYOPENGL_PLATFORM ?= $(MUJOCO_GL)
+
+.PHONY: demo test pytest type lint format check doc setup clean
+
+setup: $(VENV)/.stamp-dev
+
+# System libraries first: packages that pip has to compile need cmake and a compiler.
+$(VENV)/.stamp-system: scripts/system_packages.sh
+	@PYTHON="$(PYTHON)" bash scripts/system_packages.sh
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp-system pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+$(VENV)/.stamp-docs: $(VENV)/.stamp-dev
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[docs]"
+	@touch $@
+
+demo: $(VENV)/.stamp-dev
+	$(BIN)/rlt train --config $(CONFIG) $(ARGS)
+
+test: pytest
+
+pytest: $(VENV)/.stamp-dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+type: $(VENV)/.stamp-dev
+	$(BIN)/mypy
+
+lint: $(VENV)/.stamp-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.stamp-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+check: lint type pytest
+
+doc: $(VENV)/.stamp-docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+clean:
+	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	find rlt_gym rlt_sb3 tests examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
