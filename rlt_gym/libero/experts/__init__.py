@@ -1,0 +1,5 @@
+"""Scripted experts that solve LIBERO tasks from the simulator's state."""
+
+from rlt_gym.libero.experts.scripted import ScriptedExpert
+
+__all__ = ["ScriptedExpert"]

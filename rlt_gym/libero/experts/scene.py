@@ -1,0 +1,190 @@
+"""What a scripted expert reads from a LIBERO simulation: hand, fingers, objects, supports and contacts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlt_gym.libero.experts.geometry import Array, shape_points, support_height
+
+
+class Scene:
+    """
+    Read-only view of a LIBERO problem.
+
+    Every name is resolved once, here: a soft reset keeps the compiled model, so ids stay valid. Poses are read from the
+    simulator at each call, fixtures included, because LIBERO moves those at every reset.
+
+    :param env: LIBERO's robosuite environment (``ControlEnv.env``)
+    """
+
+    def __init__(self, env: Any):
+        self.env = env
+        self.model = env.sim.model._model
+        robot = env.robots[0]
+        self.hand_site = int(robot.eef_site_id)
+        self._finger_joints = list(robot._ref_gripper_joint_pos_indexes)
+        pads = robot.gripper.important_geoms
+        self._pads = tuple(
+            frozenset(self._geom_id(name) for name in pads[side]) for side in ("left_fingerpad", "right_fingerpad")
+        )
+        self._hand_geoms = frozenset(self._geom_id(name) for name in robot.gripper.contact_geoms)
+        self._points: dict[int, Array] = {}
+        self._object_geoms: dict[str, list[int]] = {}
+        left, right = (self.data.geom_xpos[next(iter(pad))] for pad in self._pads)
+        local = self.hand_rotation.T @ (left - right)
+        local[2] = 0.0
+        #: Direction between the fingers in the hand's frame, signed so that it points to the robot's left at home.
+        self.local_finger_axis: Array = local / np.linalg.norm(local) * np.sign(local[0])
+
+    def _geom_id(self, name: str) -> int:
+        return int(self.env.sim.model.geom_name2id(name))
+
+    @property
+    def data(self) -> Any:
+        return self.env.sim.data._data
+
+    # the hand
+
+    @property
+    def hand_position(self) -> Array:
+        """(3,) point between the finger tips, metres."""
+        return np.array(self.data.site_xpos[self.hand_site])
+
+    @property
+    def hand_rotation(self) -> Array:
+        """(3, 3) orientation of the hand; its z axis points out of the palm."""
+        return np.array(self.data.site_xmat[self.hand_site]).reshape(3, 3)
+
+    @property
+    def opening(self) -> float:
+        """Gap between the fingers, metres (0 to 0.08)."""
+        return float(np.abs(self.data.qpos[self._finger_joints]).sum())
+
+    # objects
+
+    def body_id(self, name: str) -> int:
+        """
+        Root body of an object or fixture.
+
+        :param name: BDDL name, such as ``plate_1`` or ``main_table``
+        """
+        if name in self.env.obj_body_id:
+            return int(self.env.obj_body_id[name])
+        return int(self.env.sim.model.body_name2id("floor" if name == "floor" else "table"))
+
+    def geoms(self, name: str) -> list[int]:
+        """
+        Collision geoms of an object or fixture.
+
+        :param name: BDDL name
+        """
+        if name not in self._object_geoms:
+            model = self.model
+            root = model.body_rootid[self.body_id(name)]
+            mine = model.body_rootid[model.geom_bodyid] == root
+            solid = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
+            self._object_geoms[name] = [int(g) for g in np.flatnonzero(mine & solid)]
+        return self._object_geoms[name]
+
+    def geom_points(self, geom: int) -> Array:
+        """
+        Points that span a geom, in the world.
+
+        :param geom: geom id
+        :return: (n, 3), metres
+        """
+        if geom not in self._points:
+            box = self.model.geom_aabb[geom]
+            self._points[geom] = shape_points(int(self.model.geom_type[geom]), box[:3], box[3:])
+        rotation = self.data.geom_xmat[geom].reshape(3, 3)
+        return self._points[geom] @ rotation.T + self.data.geom_xpos[geom]
+
+    def points(self, name: str) -> Array:
+        """
+        Points that span an object or fixture, in the world.
+
+        :param name: BDDL name
+        :return: (n, 3), metres
+        """
+        return np.concatenate([self.geom_points(geom) for geom in self.geoms(name)])
+
+    def position(self, name: str) -> Array:
+        """
+        Position of an object's or fixture's root body, or of a named site.
+
+        :param name: BDDL name
+        :return: (3,), metres
+        """
+        if name in self.env.object_sites_dict:
+            return np.array(self.env.sim.data.get_site_xpos(name))
+        return np.array(self.data.xpos[self.body_id(name)])
+
+    def rotation(self, name: str) -> Array:
+        """
+        Orientation of an object's or fixture's root body.
+
+        :param name: BDDL name
+        :return: (3, 3) rotation matrix
+        """
+        return np.array(self.data.xmat[self.body_id(name)]).reshape(3, 3)
+
+    def owner(self, target: str) -> str:
+        """
+        The object or fixture a goal refers to.
+
+        :param target: object, fixture or site name
+        :return: the site's parent, or ``target`` itself
+        """
+        if target in self.env.object_sites_dict:
+            parent = self.env.object_sites_dict[target].parent_name
+            return str(parent) if parent else "main_table"
+        return target
+
+    def support(self, target: str, xy: Array) -> float:
+        """
+        Height of the surface of a goal's object under a point.
+
+        :param target: object, fixture or site name
+        :param xy: (2,) point, metres
+        """
+        boxes = [self.geom_points(geom) for geom in self.geoms(self.owner(target))]
+        return support_height(boxes, xy, float(self.position(target)[2]))
+
+    # contacts
+
+    def _contact_pairs(self) -> Array:
+        data = self.data
+        return np.array([data.contact[i].geom for i in range(data.ncon)]).reshape(-1, 2)
+
+    def touches(self, first: frozenset[int], second: frozenset[int]) -> bool:
+        """
+        Whether any geom of one set touches one of another.
+
+        :param first: geom ids
+        :param second: geom ids
+        """
+        return any((a in first and b in second) or (a in second and b in first) for a, b in self._contact_pairs())
+
+    def holds(self, name: str) -> bool:
+        """
+        Whether both finger pads press on an object.
+
+        :param name: BDDL name
+        """
+        geoms = frozenset(self.geoms(name))
+        return all(self.touches(pad, geoms) for pad in self._pads)
+
+    def satisfied(self, predicate: list[str]) -> bool:
+        """
+        LIBERO's own verdict on one predicate.
+
+        :param predicate: such as ``["on", "plate_1", "flat_stove_1_cook_region"]``
+        """
+        return bool(self.env._eval_predicate(predicate))
+
+    @property
+    def success(self) -> bool:
+        """LIBERO's own success predicate."""
+        return bool(self.env._check_success())
