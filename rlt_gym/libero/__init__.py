@@ -1,0 +1,1 @@
+"""LIBERO as a Gymnasium vector environment over subprocess workers."""

@@ -1,0 +1,103 @@
+"""Off-screen pictures of one MuJoCo model, without robosuite's per-step look-ups.
+
+``quality="exact"`` draws what LIBERO draws, bit for bit: the same scene, options, multisampling and camera.
+``quality="fast"`` is for training on a CPU, where drawing is bound by triangles: the robot (135 k triangles of the
+197 k of a scene) is drawn by its collision hulls and multisampling is off. States are not touched: both changes are
+made in a copy of the model that only the viewer sees.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import mujoco
+import numpy as np
+
+RENDER_QUALITIES = ("exact", "fast")
+CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
+
+#: What a scene is drawn from, and what proprioception is read from (xquat, qpos).
+KINEMATICS = (
+    "xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "geom_xmat", "site_xpos", "site_xmat", "cam_xpos",
+    "cam_xmat", "light_xpos", "light_xdir", "qpos",
+)  # fmt: skip
+
+_ROBOT_PREFIXES = ("robot0_", "gripper0_", "mount0_")
+_LINK_COLOUR = (0.92, 0.92, 0.94, 1.0)
+_HAND_COLOUR = (0.25, 0.25, 0.28, 1.0)
+
+
+def _robot_drawn_by_hulls(model: mujoco.MjModel) -> None:
+    """Hide the robot's visual meshes (group 1) and show its collision geoms (group 0) in plain colours."""
+    for geom in range(model.ngeom):
+        body = model.body(model.geom_bodyid[geom]).name
+        if not body.startswith(_ROBOT_PREFIXES):
+            continue
+        if model.geom_group[geom] == 1:
+            model.geom_group[geom] = 5
+        elif model.geom_group[geom] == 0:
+            model.geom_group[geom] = 1
+            model.geom_matid[geom] = -1
+            model.geom_rgba[geom] = _HAND_COLOUR if body.startswith("gripper0_") else _LINK_COLOUR
+
+
+class Renderer:
+    """
+    Owns one GL context and one scene. Use from one thread; one per process is the safe number, since robosuite's and
+    MuJoCo's contexts do not know of each other.
+
+    :param model: The simulator's model. Fixture poses (``body_pos``) may change between calls of :meth:`render`.
+    :param size: Side of the square pictures in pixels.
+    :param quality: ``"exact"`` or ``"fast"``.
+    """
+
+    def __init__(self, model: mujoco.MjModel, size: int, quality: str = "exact"):
+        self.size = size
+        self._viz = copy.copy(model)
+        self._viz.vis.global_.offwidth = max(size, 256)
+        self._viz.vis.global_.offheight = max(size, 256)
+        if quality == "fast":
+            _robot_drawn_by_hulls(self._viz)
+            self._viz.vis.quality.offsamples = 0
+        self._source = model
+        self._data = mujoco.MjData(self._viz)
+        side = max(size, 256)
+        self._gl = mujoco.GLContext(side, side)
+        self._gl.make_current()
+        self._scene = mujoco.MjvScene(self._viz, maxgeom=1000)
+        self._context = mujoco.MjrContext(self._viz, mujoco.mjtFontScale.mjFONTSCALE_150)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        self._option = mujoco.MjvOption()
+        self._option.geomgroup[0] = 0
+        self._perturb = mujoco.MjvPerturb()
+        self._camera = mujoco.MjvCamera()
+        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+
+    def render(self, kinematics: dict[str, np.ndarray], camera: str, size: int | None = None) -> np.ndarray:
+        """
+        :param kinematics: State to draw: copies of the fields :data:`KINEMATICS` of an ``MjData``.
+        :param camera: Name of a camera of the model.
+        :param size: Side in pixels, at most 256 or the size given to the constructor; ``None`` for the latter.
+        :return: uint8 (size, size, 3) in OpenGL's convention, i.e. upside down, as LIBERO gives its pictures.
+        """
+        side = self.size if size is None else size
+        self._camera.fixedcamid = self._viz.camera(camera).id
+        for name, value in kinematics.items():
+            getattr(self._data, name)[:] = value
+        # LIBERO shows a hot stove by the alpha of a site, in the simulator's model.
+        self._viz.site_rgba[:] = self._source.site_rgba
+        mujoco.mjv_updateScene(
+            self._viz, self._data, self._option, self._perturb, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._scene
+        )
+        viewport = mujoco.MjrRect(0, 0, side, side)
+        mujoco.mjr_render(viewport, self._scene, self._context)
+        picture = np.empty((side, side, 3), dtype=np.uint8)
+        mujoco.mjr_readPixels(picture, None, viewport, self._context)
+        return picture
+
+    def close(self) -> None:
+        """Free the context. Safe to call twice."""
+        if self._context is not None:
+            self._context.free()
+            self._gl.free()
+            self._context = None

@@ -1,0 +1,256 @@
+"""One LIBERO simulator: resets to a numbered initial state and plays whole action chunks.
+
+Lives in a worker process. The physics is LIBERO's own, bit for bit, with the work that cannot be seen left out:
+two of three forward passes a substep, Python controller code, observables and pictures nobody asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+import robosuite.utils.transform_utils as T
+from libero.libero.envs.env_wrapper import ControlEnv
+from robosuite.controllers.osc import OperationalSpaceController
+from robosuite.utils.control_utils import set_goal_orientation, set_goal_position
+
+from rlt_gym.libero.osc import osc_torques
+from rlt_gym.libero.render import CAMERAS, KINEMATICS, Renderer
+from rlt_gym.libero.tasks import episode_seed, get_task, load_init_states
+
+#: No motion, gripper open: LIBERO's evaluation protocol plays it until the objects have come to rest.
+SETTLE_ACTION = np.array([0, 0, 0, 0, 0, 0, -1], dtype=np.float64)
+SETTLE_STEPS = 10
+
+#: Standard deviation (rad) of the arm's joint angles at the start of sampled episodes. LIBERO's fixed initial states
+#: have such a spread, ``env.reset()`` has none.
+START_NOISE = 0.02
+
+#: ``reset()`` and ``set_init_state()`` each force one observation, which advances robosuite's 25-substep sampling
+#: clock by one: pictures and proprioception of a control step are those of its 24th substep.
+_SAMPLED_SUBSTEP = 23
+
+
+
+@dataclass
+class ChunkResult:
+    """
+    What one chunk did.
+
+    :param observation: agentview and wrist uint8 (S, S, 3), proprio float32 (8,), after the last executed step.
+    :param step_rewards: float32 (k,), one per executed control step.
+    :param success: LIBERO's own goal predicate holds.
+    """
+
+    observation: dict[str, np.ndarray]
+    step_rewards: np.ndarray
+    success: bool
+
+
+class LiberoSimulator:
+    """
+    :param suite: Name of the suite; ``task_id`` the task in it.
+    :param image_size: Side of the pictures in pixels.
+    :param render: ``"exact"`` (LIBERO's pictures) or ``"fast"`` (see :mod:`rlt_gym.libero.render`).
+    """
+
+    def __init__(self, suite: str, task_id: int, image_size: int = 128, render: str = "exact"):
+        self.task = get_task(suite, task_id)
+        # Cameras and observables are ours, so robosuite needs no GL context of its own; hard resets would rebuild the
+        # model only to overwrite its state. The horizon is the vector environment's.
+        self.env = ControlEnv(
+            bddl_file_name=str(self.task.bddl_file),
+            has_offscreen_renderer=False,
+            use_camera_obs=False,
+            hard_reset=False,
+            ignore_done=True,
+            camera_heights=image_size,
+            camera_widths=image_size,
+        )
+        self.problem = self.env.env
+        self._check_assumptions()
+        self.model = self.problem.sim.model._model
+        self.data = self.problem.sim.data._data
+        self._bind()
+        self._renderer: Renderer | None = None
+        self._image_size, self._render_quality = image_size, render
+        self._sample: dict[str, np.ndarray] = {}
+        self._fresh = False
+
+    def _check_assumptions(self) -> None:
+        """The compiled controller is right for LIBERO's default controller only."""
+        controller = self.problem.robots[0].controller
+        settings = (
+            isinstance(controller, OperationalSpaceController),
+            controller.impedance_mode == "fixed",
+            controller.use_delta and controller.use_ori and controller.uncoupling,
+            controller.interpolator_pos is None and controller.interpolator_ori is None,
+            self.problem.control_freq == 20,
+        )
+        if not all(settings):
+            raise RuntimeError("LIBERO's controller is not the OSC_POSE delta controller at 20 Hz this worker relies on")
+
+    def _bind(self) -> None:
+        """Look names up once instead of at each of 25 substeps."""
+        robot, sim = self.problem.robots[0], self.problem.sim
+        self._joint_qpos = np.array(robot._ref_joint_pos_indexes)
+        self._joint_qvel = np.array(robot._ref_joint_vel_indexes)
+        self._torque_actuators = np.array(robot._ref_joint_actuator_indexes)
+        self._finger_actuators = np.array([sim.model.actuator_name2id(a) for a in robot.gripper.actuators])
+        self._finger_qpos = np.array(robot._ref_gripper_joint_pos_indexes)
+        ctrl_range = self.model.actuator_ctrlrange[self._finger_actuators]
+        self._finger_bias = 0.5 * (ctrl_range[:, 1] + ctrl_range[:, 0])
+        self._finger_weight = 0.5 * (ctrl_range[:, 1] - ctrl_range[:, 0])
+        self._eef_site = sim.model.site_name2id(robot.gripper.important_sites["grip_site"])
+        self._eef_body = sim.model.body_name2id(robot.robot_model.eef_name)
+        self._torque_low, self._torque_high = (np.asarray(limit, dtype=np.float64) for limit in robot.torque_limits)
+        self._jacp = np.zeros((3, self.model.nv))
+        self._jacr = np.zeros((3, self.model.nv))
+        self._mass = np.zeros((self.model.nv, self.model.nv))
+        self._substeps = int(self.problem.control_timestep / self.problem.model_timestep)
+
+    # ------------------------------------------------------------------ episodes
+
+    def reset(self, split: str, index: int, observe: bool = True) -> dict[str, np.ndarray]:
+        """
+        Start the episode number ``index`` of a split; the same arguments give the same episode on any worker.
+
+        :param split: ``"eval"`` (LIBERO's fixed initial states), ``"train"`` or ``"selection"`` (sampled ones).
+        :param index: Number of the initial state.
+        :param observe: Draw pictures; without, only proprioception is returned.
+        """
+        seed = episode_seed(self.task, split, index)
+        np.random.seed(seed)  # robosuite and LIBERO draw from numpy's global generator
+        self.env.reset()
+        # A soft reset keeps the gripper's integrated command, which moves qpos by 6 mm at the first step.
+        self.problem.robots[0].gripper.current_action = np.zeros(self._finger_actuators.size)
+        if split == "eval":
+            states = load_init_states(self.task)
+            state = states[index % len(states)]
+        else:
+            rng = np.random.default_rng(seed)
+            self.data.qpos[self._joint_qpos] += rng.normal(0.0, START_NOISE, self._joint_qpos.size)
+            state = self.env.get_sim_state()
+        self.env.set_init_state(state)
+        self._fresh = True
+        for _ in range(SETTLE_STEPS):
+            self._control_step(SETTLE_ACTION)
+        return self.observe() if observe else {"proprio": self.proprio()}
+
+    def step_chunk(self, actions: np.ndarray, observe: bool = True) -> ChunkResult:
+        """
+        :param actions: float (k, 7) in [-1, 1]; played until LIBERO's goal predicate holds.
+        :param observe: Draw pictures after the last executed step.
+        """
+        rewards = []
+        success = False
+        for action in np.asarray(actions, dtype=np.float64):
+            success = self._control_step(action)
+            rewards.append(float(success))
+            if success:
+                break
+        observation = self.observe() if observe else {"proprio": self.proprio()}
+        return ChunkResult(observation, np.array(rewards, dtype=np.float32), success)
+
+    # ------------------------------------------------------------------ physics
+
+    def _control_step(self, action: np.ndarray) -> bool:
+        """One control step (50 ms); returns whether the goal is reached."""
+        robot = self.problem.robots[0]
+        controller, gripper = robot.controller, robot.gripper
+        start = 0
+        if self._fresh:
+            # After a reset the controller still holds the pose from before `set_init_state` (its `new_update` flag is
+            # down) and uses it for the goal and for one substep. Stock code reproduces that exactly.
+            self.problem.sim.forward()
+            self.problem._pre_action(action, True)
+            self.problem.sim.step()
+            self._fresh = False
+            start = 1
+        finger = gripper.current_action
+        finger_step = np.array([-1.0, 1.0]) * gripper.speed * np.sign(action[6:])
+        for substep in range(start, self._substeps):
+            mujoco.mj_step1(self.model, self.data)
+            if substep == 0:
+                self._set_goal(controller, action[:6])
+            self.data.ctrl[self._torque_actuators] = self._torques(controller)
+            finger = np.clip(finger + finger_step, -1.0, 1.0)
+            self.data.ctrl[self._finger_actuators] = self._finger_bias + self._finger_weight * finger
+            mujoco.mj_step2(self.model, self.data)
+            if substep == _SAMPLED_SUBSTEP:
+                self._sample = {name: np.array(getattr(self.data, name)) for name in KINEMATICS}
+        gripper.current_action = finger
+        success = bool(self.problem._check_success())
+        self.problem._post_process()
+        return success
+
+    def _set_goal(self, controller, action: np.ndarray) -> None:
+        delta = controller.scale_action(action)
+        position = np.array(self.data.site_xpos[self._eef_site])
+        rotation = np.array(self.data.site_xmat[self._eef_site].reshape(3, 3))
+        # robosuite keeps the old goal orientation when no rotation is asked for (math.isclose against 0 is exact).
+        if np.any(delta[3:] != 0.0):
+            controller.goal_ori = set_goal_orientation(delta[3:], rotation, controller.orientation_limits)
+        controller.goal_pos = set_goal_position(delta[:3], position, controller.position_limits)
+
+    def _torques(self, controller) -> np.ndarray:
+        data = self.data
+        mujoco.mj_jacSite(self.model, data, self._jacp, self._jacr, self._eef_site)
+        mujoco.mj_fullM(self.model, self._mass, data.qM)
+        joints = self._joint_qvel
+        # Column-major, because robosuite's fancy indexing makes them so and BLAS rounds differently otherwise.
+        return osc_torques(
+            data.site_xpos[self._eef_site],
+            data.site_xmat[self._eef_site].reshape(3, 3),
+            np.asfortranarray(self._jacp[:, joints]),
+            np.asfortranarray(self._jacr[:, joints]),
+            np.asfortranarray(np.concatenate((self._jacp, self._jacr))[:, joints]),
+            np.dot(self._jacp, data.qvel),
+            np.dot(self._jacr, data.qvel),
+            np.asfortranarray(self._mass[joints[:, None], joints]),
+            data.qfrc_bias[joints],
+            data.qpos[self._joint_qpos],
+            data.qvel[joints],
+            controller.goal_pos,
+            controller.goal_ori,
+            controller.initial_joint,
+            controller.kp,
+            controller.kd,
+            self._torque_low,
+            self._torque_high,
+        )
+
+    # ------------------------------------------------------------------ observations
+
+    def proprio(self) -> np.ndarray:
+        """
+        :return: float32 (8,): gripper position (m), its axis-angle orientation (rad), two finger positions (m), as
+            robosuite's observables sampled them.
+        """
+        # xpos and xquat are those before the substep's integration, qpos those after it: so are robosuite's.
+        quat = T.convert_quat(self._sample["xquat"][self._eef_body], to="xyzw")
+        return np.concatenate(
+            (self._sample["site_xpos"][self._eef_site], T.quat2axisangle(quat), self._sample["qpos"][self._finger_qpos])
+        ).astype(np.float32)
+
+    def observe(self) -> dict[str, np.ndarray]:
+        """Pictures and proprioception at the substep where robosuite samples them."""
+        pictures = self.pictures(CAMERAS)
+        return {**pictures, "proprio": self.proprio()}
+
+    def pictures(self, cameras: dict[str, str], size: int | None = None) -> dict[str, np.ndarray]:
+        """
+        :param cameras: Key to camera name.
+        :param size: Side in pixels, at most 256.
+        :return: For each key a uint8 (size, size, 3), upside down.
+        """
+        if self._renderer is None:  # the GL context is made in the process and thread that draw
+            self._renderer = Renderer(self.model, self._image_size, self._render_quality)
+        return {key: self._renderer.render(self._sample, name, size) for key, name in cameras.items()}
+
+    def close(self) -> None:
+        """Free the GL context. Safe to call twice."""
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None

@@ -1,0 +1,136 @@
+"""LIBERO's suites, tasks, horizons and initial states, read without importing the simulator.
+
+``libero.libero.benchmark`` would pull in torch (1-3 s, 490 MB), so the task table is loaded by file path and the
+initial states, which are numpy pickles inside a zip, are read without ``torch.load``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+#: Control steps (20 Hz) after which an episode is truncated. LIBERO itself never truncates; these are the limits
+#: of the OpenVLA evaluation protocol, set above the longest demonstration of each suite.
+SUITE_HORIZONS = {
+    "libero_spatial": 220,
+    "libero_object": 280,
+    "libero_goal": 300,
+    "libero_10": 520,
+    "libero_90": 400,
+}
+
+#: Initial states: LIBERO's own 50 per task are held out for evaluation, the others are sampled from LIBERO's
+#: placement regions with seeds of disjoint ranges.
+SPLITS = ("train", "selection", "eval")
+
+
+@dataclass(frozen=True)
+class LiberoTask:
+    """One task of a suite."""
+
+    suite: str
+    task_id: int
+    name: str
+    instruction: str
+
+    @property
+    def bddl_file(self) -> Path:
+        return libero_root() / "bddl_files" / self.suite / f"{self.name}.bddl"
+
+    @property
+    def init_states_file(self) -> Path:
+        return libero_root() / "init_files" / self.suite / f"{self.name}.pruned_init"
+
+
+@cache
+def libero_root() -> Path:
+    """
+    :return: The folder ``libero/libero`` of the installed package, found without importing it.
+    :raises ImportError: LIBERO is not installed.
+    """
+    spec = importlib.util.find_spec("libero")
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError("LIBERO is not installed: run `pip install hf-libero`")
+    return Path(next(iter(spec.submodule_search_locations))) / "libero"
+
+
+@cache
+def _task_map() -> dict[str, list[str]]:
+    path = libero_root() / "benchmark" / "libero_suite_task_map.py"
+    spec = importlib.util.spec_from_file_location("_rlt_libero_task_map", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.libero_task_map
+
+
+def _instruction(name: str) -> str:
+    """LIBERO's own rule (``benchmark.grab_language_from_filename``): LIBERO-100 names start with a scene label."""
+    if name[0].isupper():
+        start = name.find("SCENE")
+        name = name[start + (8 if "SCENE10" in name else 7) :]
+    return " ".join(name.split("_"))
+
+
+def get_task(suite: str, task_id: int) -> LiberoTask:
+    """
+    :param suite: One of :data:`SUITE_HORIZONS`.
+    :param task_id: Index of the task inside the suite.
+    :raises ValueError: Unknown suite or task.
+    """
+    if suite not in SUITE_HORIZONS:
+        raise ValueError(f"Unknown LIBERO suite {suite!r}. Available: {', '.join(SUITE_HORIZONS)}")
+    names = _task_map()[suite]
+    if isinstance(task_id, bool) or not isinstance(task_id, int | np.integer) or not 0 <= task_id < len(names):
+        raise ValueError(f"Unknown task {task_id!r} of {suite}. Available: integers 0..{len(names) - 1}")
+    return LiberoTask(suite, int(task_id), names[task_id], _instruction(names[task_id]))
+
+
+def get_tasks(suite: str, task_ids: Sequence[int] | None = None) -> list[LiberoTask]:
+    """
+    :param suite: Name of the suite.
+    :param task_ids: Which tasks, in this order; ``None`` for the whole suite.
+    :raises ValueError: Unknown suite or task, no task, or a task named twice.
+    """
+    if task_ids is None:
+        get_task(suite, 0)  # the clear error for an unknown suite
+        task_ids = range(len(_task_map()[suite]))
+    if isinstance(task_ids, str) or not isinstance(task_ids, Sequence | np.ndarray):
+        raise ValueError(f"task_ids must be a list of integers, got {task_ids!r}")
+    if len(task_ids) == 0 or len(set(task_ids)) != len(task_ids):
+        raise ValueError(f"task_ids must name at least one task, each once, got {list(task_ids)}")
+    return [get_task(suite, task_id) for task_id in task_ids]
+
+
+@cache
+def load_init_states(task: LiberoTask) -> np.ndarray:
+    """
+    :return: LIBERO's fixed initial states, float64 ``(50, 1 + nq + nv)``: MuJoCo time, qpos, qvel.
+    :raises FileNotFoundError: The installed LIBERO lacks the file.
+    """
+    # The file is part of the installed package, which is trusted as much as its code: unpickling is no new risk.
+    with zipfile.ZipFile(task.init_states_file) as archive:
+        name = next(n for n in archive.namelist() if n.endswith("data.pkl"))
+        return np.asarray(pickle.loads(archive.read(name)))
+
+
+def episode_seed(task: LiberoTask, split: str, index: int) -> int:
+    """
+    Seed for everything LIBERO draws at a reset: fixture poses (which initial states do not cover) and placements.
+
+    Each split owns one third of the 32-bit seeds, so that no training placement can be an evaluation placement.
+
+    :param split: One of :data:`SPLITS`.
+    :param index: Number of the initial state inside the split.
+    """
+    block = 2**32 // len(SPLITS)
+    suite_number = list(SUITE_HORIZONS).index(task.suite)
+    mixed = np.random.SeedSequence([suite_number, task.task_id, index]).generate_state(1)[0]
+    return SPLITS.index(split) * block + int(mixed) % block
