@@ -1,0 +1,400 @@
+"""
+Demonstrations on disk: LIBERO's (robomimic's) own HDF5 layout, so that official LIBERO files load with the same reader.
+
+One file per task. ``data.attrs["problem_info"]`` is JSON with ``language_instruction``, ``data.attrs["env_args"]`` is
+JSON. Each ``data/demo_i`` has ``actions (T, 7)`` and ``obs/{agentview_rgb, eye_in_hand_rgb, ee_states, gripper_states}``;
+row ``t`` is the observation *before* action ``t``. ``object_positions (T, n_obj, 3)`` is an addition of ours (targets of
+auxiliary losses and probes) and is absent in official files.
+"""
+
+import glob
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import h5py
+import numpy as np
+
+from rlt_gym.utils.files import atomic_write
+
+_OBS_KEYS = {"agentview": "agentview_rgb", "wrist": "eye_in_hand_rgb"}
+
+
+class DemoWriter:
+    """
+    Writes the demonstrations of one task; the file appears under its name only when the writer is closed without error.
+
+    :param path: Target ``.hdf5`` file.
+    :param instruction: The task's instruction.
+    :param env_args: Anything JSON can hold about how the demonstrations were made (suite, task id, assets, seed ...).
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], instruction: str, env_args: Mapping[str, Any] | None = None
+    ) -> None:
+        self.path = Path(path)
+        self.num_demos = 0
+        self._num_rows = 0
+        self._pending = atomic_write(self.path)
+        self._temporary = self._pending.__enter__()
+        self._file = h5py.File(self._temporary, "w")
+        self._data = self._file.create_group("data")
+        self._data.attrs["problem_info"] = json.dumps({"language_instruction": instruction})
+        self._data.attrs["env_args"] = json.dumps(dict(env_args or {}), default=str)
+
+    def add(
+        self,
+        actions: np.ndarray,
+        agentview: np.ndarray,
+        wrist: np.ndarray,
+        proprio: np.ndarray,
+        object_positions: np.ndarray | None = None,
+        success: bool = True,
+        init_index: int = -1,
+        **attrs: Any,
+    ) -> str:
+        """
+        Append one demonstration.
+
+        :param actions: Environment actions, float (T, 7).
+        :param agentview: Frames as LIBERO gives them (upside down), uint8 (T, H, W, 3).
+        :param wrist: The same for the wrist camera.
+        :param proprio: Eef position (m), axis-angle (rad), gripper qpos: float (T, 8).
+        :param object_positions: World positions in metres, float (T, n_obj, 3).
+        :param success: Whether the episode ended in success.
+        :param init_index: Index of the initial placement.
+        :param attrs: Further attributes of the demonstration's group.
+        :return: The group's name (``demo_i``).
+        :raises ValueError: If the arrays' shapes or types do not fit together.
+        """
+        length = len(actions)
+        _check_rows(actions, (length, 7), "actions")
+        _check_rows(proprio, (length, 8), "proprio")
+        for name, frames in (("agentview", agentview), ("wrist", wrist)):
+            if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[0] != length or frames.shape[3] != 3:
+                raise ValueError(f"{name} is {frames.dtype} {frames.shape}; it must be uint8 ({length}, H, W, 3).")
+        group = self._data.create_group(f"demo_{self.num_demos}")
+        group.create_dataset("actions", data=np.asarray(actions, dtype=np.float32))
+        obs = group.create_group("obs")
+        for name, frames in (("agentview", agentview), ("wrist", wrist)):
+            chunks = (1, *frames.shape[1:])
+            obs.create_dataset(_OBS_KEYS[name], data=frames, chunks=chunks, compression="lzf", shuffle=False)
+        proprio = np.asarray(proprio, dtype=np.float32)
+        obs.create_dataset("ee_states", data=proprio[:, :6])
+        obs.create_dataset("gripper_states", data=proprio[:, 6:])
+        if object_positions is not None:
+            if object_positions.ndim != 3 or object_positions.shape[0] != length or object_positions.shape[2] != 3:
+                raise ValueError(f"object_positions is {object_positions.shape}; it must be ({length}, n_obj, 3).")
+            group.create_dataset("object_positions", data=np.asarray(object_positions, dtype=np.float32))
+        for key, value in {
+            "num_samples": length,
+            "success": bool(success),
+            "init_index": int(init_index),
+            **attrs,
+        }.items():
+            group.attrs[key] = value
+        self.num_demos += 1
+        self._num_rows += length
+        return f"demo_{self.num_demos - 1}"
+
+    def close(self, error: BaseException | None = None) -> None:
+        """
+        Finish the file.
+
+        :param error: If given, the unfinished file is thrown away.
+        """
+        if not self._file:
+            return
+        self._data.attrs["num_demos"] = self.num_demos
+        self._data.attrs["total"] = self._num_rows
+        self._file.close()
+        if error is None:
+            self._pending.__exit__(None, None, None)
+        else:
+            try:
+                self._pending.__exit__(type(error), error, error.__traceback__)
+            except BaseException as raised:
+                if raised is not error:
+                    raise
+
+    def __enter__(self) -> "DemoWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(error)
+
+
+def _check_rows(array: np.ndarray, shape: tuple[int, ...], name: str) -> None:
+    if np.shape(array) != shape or not np.all(np.isfinite(array)):
+        raise ValueError(f"{name} has shape {np.shape(array)}; it must be finite with shape {shape}.")
+
+
+@dataclass
+class Demo:
+    """
+    One demonstration of an open :class:`DemoFile`; arrays are read from disk when asked for.
+
+    :param group: Its HDF5 group.
+    """
+
+    group: h5py.Group
+
+    @property
+    def name(self) -> str:
+        """Group name, ``demo_i``."""
+        return str(self.group.name).rsplit("/", 1)[-1]
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """Attributes (``num_samples``, ``success``, ``init_index`` ...)."""
+        return {key: getattr(value, "item", lambda v=value: v)() for key, value in self.group.attrs.items()}
+
+    def __len__(self) -> int:
+        return int(self.group["actions"].shape[0])
+
+    @property
+    def actions(self) -> np.ndarray:
+        """Actions, float32 (T, 7)."""
+        return np.asarray(self.group["actions"], dtype=np.float32)
+
+    @property
+    def proprio(self) -> np.ndarray:
+        """Eef position, axis-angle and gripper qpos, float32 (T, 8)."""
+        obs = self.group["obs"]
+        return np.concatenate([obs["ee_states"][:], obs["gripper_states"][:]], axis=1).astype(np.float32)
+
+    @property
+    def object_positions(self) -> np.ndarray | None:
+        """World positions, float32 (T, n_obj, 3), or ``None`` in official files."""
+        return np.asarray(self.group["object_positions"]) if "object_positions" in self.group else None
+
+    def frames(self, camera: str, stride: int = 1) -> np.ndarray:
+        """
+        :param camera: ``"agentview"`` or ``"wrist"``.
+        :param stride: Take every so many-th row.
+        :return: Frames as stored (upside down), uint8 (ceil(T / stride), H, W, 3).
+        """
+        return np.asarray(self.group["obs"][_OBS_KEYS[camera]][::stride])
+
+
+class DemoFile:
+    """
+    Reader of one demonstration file, ours or LIBERO's; use as a context manager.
+
+    :param path: The ``.hdf5`` file.
+    :raises ValueError: If the file is missing, damaged, or not in LIBERO's layout.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise ValueError(f"There is no demonstration file {self.path}; write one with `rlt collect`.")
+        try:
+            self._file = h5py.File(self.path, "r")
+        except OSError as error:
+            raise ValueError(f"{self.path} is not a readable HDF5 file ({error}); collect it again.") from error
+        try:
+            data = self._file["data"]
+            self.instruction = str(json.loads(data.attrs["problem_info"])["language_instruction"]).strip().strip('"')
+            self.env_args: dict[str, Any] = json.loads(data.attrs.get("env_args", "{}"))
+            names = sorted((name for name in data if name.startswith("demo_")), key=lambda name: int(name[5:]))
+            self.demos = [Demo(data[name]) for name in names]
+        except (KeyError, ValueError, TypeError) as error:
+            self._file.close()
+            raise ValueError(
+                f"{self.path} is not in LIBERO's demonstration layout ({type(error).__name__}: {error}); it needs "
+                "data.attrs['problem_info'] with language_instruction and groups data/demo_i."
+            ) from error
+
+    def __len__(self) -> int:
+        return len(self.demos)
+
+    def __getitem__(self, index: int) -> Demo:
+        return self.demos[index]
+
+    def __iter__(self) -> Iterator[Demo]:
+        return iter(self.demos)
+
+    def close(self) -> None:
+        """Close the file; lazily read arrays cannot be read afterwards."""
+        self._file.close()
+
+    def __enter__(self) -> "DemoFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def resize_frames(frames: np.ndarray, size: int) -> np.ndarray:
+    """
+    Average-pool square frames down to ``size``.
+
+    :param frames: uint8 (T, S, S, 3), ``S`` a multiple of ``size``.
+    :param size: Wanted edge in pixels.
+    :return: uint8 (T, size, size, 3).
+    :raises ValueError: If ``S`` is not a multiple of ``size``.
+    """
+    edge = frames.shape[1]
+    if edge == size:
+        return frames
+    if frames.shape[1] != frames.shape[2] or edge % size:
+        raise ValueError(
+            f"Frames are {frames.shape[1:3]}; they must be square with an edge that is a multiple of {size}."
+        )
+    factor = edge // size
+    blocks = frames.reshape(len(frames), size, factor, size, factor, 3).astype(np.uint16)
+    return ((blocks.sum(axis=(2, 4)) + factor * factor // 2) // (factor * factor)).astype(np.uint8)
+
+
+@dataclass
+class DemoSet:
+    """
+    Demonstrations of several tasks in memory, all rows joined along one axis.
+
+    :param agentview: Frames as LIBERO gives them, uint8 (R, size, size, 3).
+    :param wrist: The same for the wrist camera.
+    :param proprio: float32 (R, 8).
+    :param actions: float32 (A, 7), every control step's action, also where frames were strided.
+    :param action_row: int64 (R,), the row of ``actions`` that belongs to each frame row.
+    :param action_end: int64 (R,), one past the last row of ``actions`` of the row's demonstration.
+    :param task: int64 (R,), index into ``instructions``.
+    :param demo: int64 (R,), number of the row's demonstration, counted over all files.
+    :param instructions: One per file.
+    :param object_positions: float32 (R, n, 3), NaN where a file has fewer objects or none.
+    :param files: Name and number of demonstrations of each file.
+    """
+
+    agentview: np.ndarray
+    wrist: np.ndarray
+    proprio: np.ndarray
+    actions: np.ndarray
+    action_row: np.ndarray
+    action_end: np.ndarray
+    task: np.ndarray
+    demo: np.ndarray
+    instructions: list[str]
+    object_positions: np.ndarray
+    files: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.task)
+
+    @property
+    def num_demos(self) -> int:
+        """Number of demonstrations."""
+        return int(self.demo.max()) + 1 if len(self) else 0
+
+    def chunks(self, rows: np.ndarray, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Action-chunk targets; past the demonstration's end its last action is repeated and masked out.
+
+        :param rows: Rows, int (B,).
+        :param horizon: Chunk length T in control steps.
+        :return: Chunks float32 (B, T, 7) and mask bool (B, T), True = a real action.
+        """
+        index = self.action_row[rows][:, None] + np.arange(horizon)
+        last = self.action_end[rows][:, None] - 1
+        return self.actions[np.minimum(index, last)], index <= last
+
+    def split(self, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Split rows by whole demonstrations: neighbouring frames never fall on both sides.
+
+        :param held_out: Fraction of each task's demonstrations to hold out (at least one if > 0 and a task has two).
+        :param seed: Seed of the choice.
+        :return: Rows for training and held-out rows.
+        """
+        rng = np.random.default_rng(seed)
+        chosen: list[int] = []
+        for task in range(len(self.instructions)):
+            demos = np.unique(self.demo[self.task == task])
+            count = min(len(demos) - 1, max(1, round(held_out * len(demos)))) if held_out > 0 else 0
+            chosen.extend(rng.choice(demos, size=max(count, 0), replace=False).tolist())
+        held = np.isin(self.demo, chosen)
+        return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def expand_paths(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """
+    Demonstration files named by paths, glob patterns and folders.
+
+    :param paths: One or several of them.
+    :return: Sorted files without repeats.
+    :raises ValueError: If one matches nothing.
+    """
+    names = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    found: set[Path] = set()
+    for name in names:
+        pattern = os.path.join(os.fspath(name), "*.hdf5") if os.path.isdir(name) else os.fspath(name)
+        matches = glob.glob(pattern)
+        if not matches:
+            raise ValueError(f"No demonstration file matches {os.fspath(name)!r}; write some with `rlt collect`.")
+        found.update(Path(match) for match in matches)
+    if not found:
+        raise ValueError("No demonstration files were given.")
+    return sorted(found)
+
+
+def load_demo_set(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    image_size: int = 64,
+    max_demos: int | None = None,
+    frame_stride: int = 1,
+    successes_only: bool = True,
+) -> DemoSet:
+    """
+    Read demonstration files into memory.
+
+    :param paths: Files, glob patterns or folders.
+    :param image_size: Frames are average-pooled to this edge in pixels while loading.
+    :param max_demos: Use at most so many demonstrations per file.
+    :param frame_stride: Keep every so many-th observation (all actions are kept).
+    :param successes_only: Leave out demonstrations marked ``success=False``.
+    :return: The set.
+    :raises ValueError: If files are missing, damaged or hold no usable demonstration.
+    """
+    columns: dict[str, list[np.ndarray]] = {
+        key: []
+        for key in ("agentview", "wrist", "proprio", "actions", "action_row", "action_end", "task", "demo", "objects")
+    }
+    instructions, files = [], {}
+    num_demos = num_actions = 0
+    for task, path in enumerate(expand_paths(paths)):
+        with DemoFile(path) as file:
+            chosen = [demo for demo in file if not successes_only or bool(demo.attrs.get("success", True))][:max_demos]
+            instructions.append(file.instruction)
+            files[path.name] = len(chosen)
+            for demo in chosen:
+                length = len(demo)
+                rows = np.arange(0, length, frame_stride)
+                objects = demo.object_positions
+                columns["objects"].append(np.zeros((len(rows), 0, 3), np.float32) if objects is None else objects[rows])
+                for camera in ("agentview", "wrist"):
+                    columns[camera].append(resize_frames(demo.frames(camera, frame_stride), image_size))
+                columns["proprio"].append(demo.proprio[rows])
+                columns["actions"].append(demo.actions)
+                columns["action_row"].append(num_actions + rows)
+                columns["action_end"].append(np.full(len(rows), num_actions + length))
+                columns["task"].append(np.full(len(rows), task))
+                columns["demo"].append(np.full(len(rows), num_demos))
+                num_demos += 1
+                num_actions += length
+    if not num_demos:
+        raise ValueError(f"{', '.join(files)}: no usable demonstration in these files.")
+    width = max(block.shape[1] for block in columns["objects"])
+    columns["objects"] = [
+        np.pad(block, ((0, 0), (0, width - block.shape[1]), (0, 0)), constant_values=np.nan)
+        for block in columns["objects"]
+    ]
+    joined = {}
+    for key in list(columns):
+        joined[key] = np.concatenate(columns.pop(key))  # popping frees the pieces of the frame arrays early
+    joined["object_positions"] = joined.pop("objects")
+    return DemoSet(instructions=instructions, files=files, **joined)

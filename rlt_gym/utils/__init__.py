@@ -1,0 +1,1 @@
+"""Small helpers shared by the parts of `rlt_gym`."""

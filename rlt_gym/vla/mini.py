@@ -1,0 +1,368 @@
+"""
+MiniVLA: the small language-conditioned vision transformer that is shipped, so that everything runs without a model hub.
+
+Two cameras go through one convolutional stem (modulated by the instruction), become 64 + 16 tokens, and a pre-norm
+transformer mixes them with one text token, one state token and T action queries, from which the action chunk is read.
+"""
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from rlt_gym.utils.files import atomic_write, write_json
+from rlt_gym.vla.base import TOKEN_KINDS, VLAObs, VLAOutput, VLASpec, fingerprint
+
+FORMAT = "rlt_gym.mini_vla/1"
+
+#: Every word of LIBERO's 130 instructions; other words fall into hash buckets.
+VOCABULARY = (
+    "akita alphabet and at back basket bbq between black book both bottle bottom bowl box butter cabinet caddy center "
+    "cheese chocolate close compartment cookies cream drawer dressing from front frying in inside it juice ketchup layer "
+    "left microwave middle milk moka mug next of off on open orange pan pick place plate pot pots pudding push put rack "
+    "ramekin red right salad sauce shelf soup stack stove table the them to tomato top tray turn under up white wine "
+    "wooden yellow"
+).split()
+_WORD_INDEX = {word: index for index, word in enumerate(VOCABULARY)}
+
+
+@dataclass(frozen=True)
+class MiniVLAConfig:
+    """
+    Architecture of a MiniVLA.
+
+    :param horizon: Length T of the action chunk in control steps.
+    :param width: Token width.
+    :param layers: Transformer layers.
+    :param heads: Attention heads.
+    :param mlp_ratio: Hidden width of the transformer's MLPs, in token widths.
+    :param stem: Channels of the three convolutions (stride 2 each).
+    :param image_size: Edge in pixels that frames are average-pooled to; a multiple of 16.
+    :param hash_buckets: Rows of the word table for words that LIBERO's instructions do not have.
+    """
+
+    horizon: int = 8
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    mlp_ratio: int = 4
+    stem: tuple[int, int, int] = (32, 64, 128)
+    image_size: int = 64
+    hash_buckets: int = 32
+
+    def __post_init__(self) -> None:
+        for name in ("horizon", "width", "layers", "heads", "mlp_ratio", "image_size", "hash_buckets"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"MiniVLAConfig.{name} is {getattr(self, name)!r}; it must be a positive integer.")
+        if self.image_size % 16:
+            raise ValueError(f"MiniVLAConfig.image_size is {self.image_size}; it must be a multiple of 16.")
+        if self.width % self.heads:
+            raise ValueError(f"MiniVLAConfig.width {self.width} must be a multiple of heads {self.heads}.")
+        if len(self.stem) != 3:
+            raise ValueError(f"MiniVLAConfig.stem is {self.stem!r}; it must have three channel counts.")
+        object.__setattr__(self, "stem", tuple(self.stem))
+
+    @property
+    def token_counts(self) -> dict[str, int]:
+        """Number of tokens per source, in the order in which they stand."""
+        grid = self.image_size // 8
+        return {"agentview": grid**2, "wrist": (grid // 2) ** 2, "text": 1, "state": 1, "action": self.horizon}
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens M."""
+        return sum(self.token_counts.values())
+
+
+def word_ids(instruction: str, hash_buckets: int = 32) -> list[int]:
+    """
+    Look an instruction's words up.
+
+    :param instruction: Any text; case and punctuation do not count.
+    :param hash_buckets: Number of rows for unknown words.
+    :return: Row numbers of the word table.
+    """
+    words = re.findall(r"[a-z0-9]+", instruction.lower())
+    # crc32 and not hash(): the latter differs from process to process
+    return [_WORD_INDEX.get(word, len(VOCABULARY) + zlib.crc32(word.encode()) % hash_buckets) for word in words]
+
+
+class Block(nn.Module):
+    """
+    Pre-norm transformer layer.
+
+    :param width: Token width.
+    :param heads: Attention heads.
+    :param mlp_ratio: Hidden width of the MLP in token widths.
+    """
+
+    def __init__(self, width: int, heads: int, mlp_ratio: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, mlp_ratio * width), nn.Linear(mlp_ratio * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """
+        :param x: (B, M, width).
+        :return: The same shape.
+        """
+        batch, count, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(batch, count, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        # float32 here even under autocast: the bfloat16 attention kernel's backward is three times slower on a CPU
+        with torch.autocast(x.device.type, enabled=False):
+            y = F.scaled_dot_product_attention(q.float(), k.float(), v.float())
+        x = x + self.out(y.transpose(1, 2).reshape(batch, count, width))
+        return x + self.down(F.relu(self.up(self.norm2(x))))
+
+
+class MiniVLANet(nn.Module):
+    """
+    The trainable network behind :class:`MiniVLA`.
+
+    :param config: Architecture.
+    """
+
+    proprio_mean: torch.Tensor
+    proprio_std: torch.Tensor
+
+    def __init__(self, config: MiniVLAConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, (c1, c2, c3) = config.width, config.stem
+        self.words = nn.EmbeddingBag(len(VOCABULARY) + config.hash_buckets, width, mode="mean")
+        self.conv1 = nn.Conv2d(3, c1, 5, 2, 2)
+        self.conv2 = nn.Conv2d(c1, c2, 3, 2, 1)
+        self.conv3 = nn.Conv2d(c2, c3, 3, 2, 1)
+        self.film = nn.Linear(width, 2 * (c2 + c3))
+        self.patch_agentview = nn.Conv2d(c3, width, 1)
+        self.patch_wrist = nn.Conv2d(c3, width, 2, 2)
+        self.text = nn.Linear(width, width)
+        self.state = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width))
+        self.position = nn.Parameter(0.02 * torch.randn(config.num_tokens, width))
+        self.queries = nn.Parameter(0.02 * torch.randn(config.horizon, width))
+        self.blocks = nn.ModuleList(Block(width, config.heads, config.mlp_ratio) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, 7))
+        self.register_buffer("proprio_mean", torch.zeros(8))
+        self.register_buffer("proprio_std", torch.ones(8))
+        nn.init.zeros_(self.film.weight)
+        nn.init.zeros_(self.film.bias)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(
+        self,
+        agentview: torch.Tensor,
+        wrist: torch.Tensor,
+        proprio: torch.Tensor,
+        words: torch.Tensor,
+        offsets: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        :param agentview: Upright frames, float (B, 3, image_size, image_size), see :func:`normalize_frames`.
+        :param wrist: The same for the wrist camera.
+        :param proprio: Raw proprioception, float (B, 8).
+        :param words: Joined word ids of all rows, int64.
+        :param offsets: Where each row's words begin, int64 (B,).
+        :return: Tokens (B, M, width) and chunk (B, T, 7) in [-1, 1].
+        """
+        text = self.words(words, offsets)
+        c2, c3 = self.config.stem[1:]
+        scale2, shift2, scale3, shift3 = (
+            part.repeat(2, 1)[:, :, None, None] for part in self.film(text).split([c2, c2, c3, c3], dim=1)
+        )
+        x = torch.cat([agentview, wrist]).contiguous(memory_format=torch.channels_last)
+        x = F.relu(self.conv1(x))
+        x = F.relu(self.conv2(x) * (1 + scale2) + shift2)
+        x = F.relu(self.conv3(x) * (1 + scale3) + shift3)
+        first, second = x.chunk(2)
+        state = self.state(((proprio - self.proprio_mean) / self.proprio_std).clamp(-5, 5))
+        pieces = (
+            self.patch_agentview(first).flatten(2).transpose(1, 2),
+            self.patch_wrist(second).flatten(2).transpose(1, 2),
+            self.text(text)[:, None],
+            state[:, None],
+            self.queries.expand(len(agentview), -1, -1),
+        )
+        x = torch.cat([piece.float() for piece in pieces], dim=1) + self.position
+        for block in self.blocks:
+            x = block(x)
+        tokens = self.norm(x)
+        return tokens, torch.tanh(self.head(tokens[:, -self.config.horizon :]))
+
+    def text_batch(self, instructions: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        :param instructions: One per row.
+        :return: Joined word ids and row offsets for :meth:`forward`.
+        """
+        ids = [word_ids(instruction, self.config.hash_buckets) for instruction in instructions]
+        offsets = np.cumsum([0] + [len(row) for row in ids[:-1]])
+        device = self.position.device
+        words = torch.tensor([word for row in ids for word in row], dtype=torch.int64, device=device)
+        return words, torch.as_tensor(offsets, dtype=torch.int64, device=device)
+
+
+def normalize_frames(frames: torch.Tensor, size: int) -> torch.Tensor:
+    """
+    Frames as LIBERO gives them -> what the network reads: average-pooled, upright, roughly zero mean and unit scale.
+
+    :param frames: uint8 (B, S, S, 3), upside down.
+    :param size: Wanted edge in pixels.
+    :return: float32 (B, 3, size, size).
+    """
+    x = frames.permute(0, 3, 1, 2).float()
+    if x.shape[-1] != size:
+        x = F.avg_pool2d(x, x.shape[-1] // size) if x.shape[-1] % size == 0 else F.adaptive_avg_pool2d(x, size)
+    return (x.flip(2) - 127.5) / 64.0
+
+
+class MiniVLA:
+    """
+    A trained :class:`MiniVLANet` as a :class:`~rlt_gym.vla.base.FrozenVLA`: no gradients, evaluation mode.
+
+    :param net: The network; it is frozen in place.
+    :param provenance: How it was trained.
+    """
+
+    def __init__(self, net: MiniVLANet, provenance: dict[str, Any] | None = None) -> None:
+        self.net = net.eval().requires_grad_(False)
+        self.provenance = dict(provenance or {})
+        config = net.config
+        self._spec = VLASpec("mini", config.width, config.horizon, max_tokens=config.num_tokens)
+        kinds = {"agentview": "image", "wrist": "image"}
+        counts = config.token_counts
+        self._kind = torch.cat(
+            [torch.full((n,), TOKEN_KINDS[kinds.get(key, key)], dtype=torch.uint8) for key, n in counts.items()]
+        )
+        self._fingerprint: str | None = None
+
+    @property
+    def spec(self) -> VLASpec:
+        """Shapes and names."""
+        return self._spec
+
+    @property
+    def config(self) -> MiniVLAConfig:
+        """Architecture."""
+        return self.net.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.net.position.device
+
+    def to(self, device: torch.device | str) -> "MiniVLA":
+        """
+        :param device: Where to move the weights.
+        :return: This object.
+        """
+        self.net.to(device)
+        return self
+
+    def fingerprint(self) -> str:
+        """sha256 over configuration and weights as they are stored (float16)."""
+        if self._fingerprint is None:  # the weights are frozen, so once is enough
+            config = {"format": FORMAT, **asdict(self.config)}
+            self._fingerprint = fingerprint(config, self.net.state_dict(), dtype=torch.float16)
+        return self._fingerprint
+
+    def forward(self, obs: VLAObs, tasks: Sequence[str], *, seed: Sequence[int] | None = None) -> VLAOutput:
+        """
+        :param obs: ``agentview`` and ``wrist`` uint8 (B, S, S, 3) as LIBERO gives them, S >= image_size (a multiple of it
+            pools exactly); ``state`` float32 (B, 8).
+        :param tasks: One instruction per row.
+        :param seed: Not used: this policy is deterministic.
+        :return: Tokens and chunk.
+        :raises ValueError: If keys are missing or shapes or types do not fit.
+        """
+        state, frames = self._check_obs(obs, tasks)
+        with torch.no_grad():
+            images = [normalize_frames(torch.from_numpy(f).to(self.device), self.config.image_size) for f in frames]
+            proprio = torch.from_numpy(state).to(self.device)
+            tokens, chunk = self.net(*images, proprio, *self.net.text_batch(tasks))
+        batch = len(tasks)
+        return VLAOutput(
+            tokens=tokens,
+            mask=torch.ones(tokens.shape[:2], dtype=torch.bool, device=self.device),
+            kind=self._kind.to(self.device).expand(batch, -1),
+            chunk=chunk.float(),
+        )
+
+    def _check_obs(self, obs: VLAObs, tasks: Sequence[str]) -> tuple[np.ndarray, list[np.ndarray]]:
+        missing = [key for key in ("agentview", "wrist", "state") if key not in obs]
+        if missing or isinstance(tasks, str):
+            raise ValueError(
+                f"MiniVLA needs agentview, wrist and state and a list of instructions; got {sorted(obs)}, {type(tasks).__name__}."
+            )
+        state = np.ascontiguousarray(obs["state"], dtype=np.float32)
+        if state.shape != (len(tasks), 8):
+            raise ValueError(
+                f"state has shape {state.shape}; with {len(tasks)} instructions it must be ({len(tasks)}, 8)."
+            )
+        frames = []
+        for key in ("agentview", "wrist"):
+            frame = np.ascontiguousarray(obs[key])
+            square = frame.ndim == 4 and frame.shape[1] == frame.shape[2] >= self.config.image_size
+            if frame.dtype != np.uint8 or not square or frame.shape[0] != len(tasks) or frame.shape[3] != 3:
+                raise ValueError(
+                    f"{key} is {frame.dtype} {frame.shape}; it must be uint8 ({len(tasks)}, S, S, 3) with "
+                    f"S >= {self.config.image_size}."
+                )
+            frames.append(frame if frame.flags.writeable else frame.copy())  # torch warns about read-only arrays
+        return state, frames
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """
+        Write ``path`` (float16 safetensors, configuration in its header) and ``path`` with ``.json`` (provenance).
+
+        :param path: A name that ends in ``.safetensors``.
+        :raises ValueError: If it ends otherwise.
+        """
+        path = Path(path)
+        if path.suffix != ".safetensors":
+            raise ValueError(f"MiniVLA weights must be written to a .safetensors file, not {path}.")
+        state = {
+            key: value.detach().cpu().to(torch.float16).contiguous() for key, value in self.net.state_dict().items()
+        }
+        with atomic_write(path) as temporary:
+            save_file(state, temporary, metadata={"format": FORMAT, "config": json.dumps(asdict(self.config))})
+        write_json(path.with_suffix(".json"), {**self.provenance, "fingerprint": self.fingerprint()})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> "MiniVLA":
+        """
+        Read weights written by :meth:`save`.
+
+        :param path: The ``.safetensors`` file.
+        :param device: Where it shall run.
+        :return: The frozen policy.
+        :raises ValueError: If the file is missing, damaged, or no MiniVLA.
+        """
+        path = Path(path)
+        advice = "train one with `rlt train-vla`, or name another file."
+        if not path.is_file():
+            raise ValueError(f"There are no MiniVLA weights at {path}; {advice}")
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                state = {key: file.get_tensor(key).float() for key in file.keys()}
+            if metadata.get("format") != FORMAT:
+                raise KeyError(f"format is {metadata.get('format')!r}, not {FORMAT!r}")
+            net = MiniVLANet(MiniVLAConfig(**json.loads(metadata["config"])))
+            net.load_state_dict(state)
+        except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OSError) as error:
+            raise ValueError(f"{path} cannot be read as MiniVLA weights ({error}); {advice}") from error
+        record = path.with_suffix(".json")
+        return cls(net, json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None).to(device)
