@@ -1,0 +1,30 @@
+"""Gymnasium environments in which a frozen VLA and an RL token turn LIBERO into a small continuous control task."""
+
+# Not `import gymnasium`: Gymnasium loads this module, as a plugin, in the middle of its own import.
+from gymnasium.envs.registration import register, registry
+
+__version__ = "0.1.0"
+
+
+def register_envs() -> None:
+    """
+    Register ``LIBERO-v0`` and ``RLToken-LIBERO-v0``.
+
+    Gymnasium calls this through the ``gymnasium.envs`` entry point, so ``gymnasium.make`` knows the ids without any
+    import of ours. Nothing heavy is imported here.
+    """
+    if "LIBERO-v0" in registry:
+        return
+    register(
+        "LIBERO-v0",
+        entry_point="rlt_gym.libero.env:make_libero",
+        vector_entry_point="rlt_gym.libero.vector_env:LiberoVectorEnv",
+    )
+    register(
+        "RLToken-LIBERO-v0",
+        entry_point="rlt_gym.rl_token_env:make_rl_token",
+        vector_entry_point="rlt_gym.rl_token_env:make_rl_token_vec",
+    )
+
+
+register_envs()

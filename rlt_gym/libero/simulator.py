@@ -234,6 +234,12 @@ class LiberoSimulator:
             (self._sample["site_xpos"][self._eef_site], T.quat2axisangle(quat), self._sample["qpos"][self._finger_qpos])
         ).astype(np.float32)
 
+    def object_positions(self) -> np.ndarray:
+        """
+        :return: float32 (n, 3): positions (m) of the objects and fixtures, in the order of ``obj_body_id``.
+        """
+        return self._sample["xpos"][list(self.problem.obj_body_id.values())].astype(np.float32)
+
     def observe(self) -> dict[str, np.ndarray]:
         """Pictures and proprioception at the substep where robosuite samples them."""
         pictures = self.pictures(CAMERAS)

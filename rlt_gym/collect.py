@@ -1,0 +1,139 @@
+"""``rlt collect``: demonstrations of the scripted expert, recorded inside the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from rlt_gym.demos import DemoWriter
+from rlt_gym.libero.tasks import SUITE_HORIZONS, LiberoTask, get_tasks
+from rlt_gym.libero.vector_env import SPLIT_SIZES, LiberoVectorEnv
+
+#: Demonstrations come from the upper end of the training split, which online training draws from only rarely.
+_FIRST_INDEX = SPLIT_SIZES["train"] // 2
+
+
+@dataclass
+class CollectConfig:
+    """
+    What :func:`collect` does.
+
+    :param suite: LIBERO suite; ``task_ids`` its tasks.
+    :param demos: Successful demonstrations per task.
+    :param out: Folder for one ``<suite>_<task>.hdf5`` per task.
+    :param noise: Disturbances of the expert's motion, as a share of the action range; the recorded action is the
+        expert's own, undisturbed one, so that demonstrations contain recoveries (DART, arXiv 1703.09327).
+    :param assets: As for ``LIBERO-v0``, likewise ``image_size`` and ``render``.
+    :param num_envs: Worker processes.
+    :param seed: Seed of initial states and disturbances.
+    """
+
+    suite: str = "libero_goal"
+    task_ids: list[int] = field(default_factory=lambda: [1, 2, 4, 6, 8])
+    demos: int = 50
+    out: str = "demos"
+    noise: float = 0.3
+    assets: str = "auto"
+    image_size: int = 128
+    render: str = "fast"
+    num_envs: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        get_tasks(self.suite, self.task_ids)
+        if self.demos < 1:
+            raise ValueError(f"demos is {self.demos}; it must be at least 1")
+
+
+def record_demo(simulator: Any, index: int, seed: int, noise: float, max_steps: int) -> dict[str, Any]:
+    """
+    One expert episode, played inside a worker.
+
+    :param simulator: The worker's :class:`~rlt_gym.libero.simulator.LiberoSimulator`.
+    :param index: Initial state of the training split.
+    :return: Row t is the observation before action t: ``agentview``, ``wrist`` uint8 (T, S, S, 3), ``proprio`` (T, 8),
+        ``actions`` (T, 7), ``object_positions`` (T, n, 3) in m; and ``success``.
+    """
+    from rlt_gym.libero.experts import ScriptedExpert
+
+    observation = simulator.reset("train", index)
+    expert = ScriptedExpert(simulator.problem, noise=noise)
+    expert.reset(np.random.default_rng(seed))
+    rows: dict[str, list[np.ndarray]] = {}
+    success = False
+    for _ in range(max_steps):
+        row = {**observation, "object_positions": simulator.object_positions()}
+        action = expert.act()
+        row["actions"] = np.asarray(expert.clean_action, dtype=np.float32)
+        for key, value in row.items():
+            rows.setdefault(key, []).append(value)
+        result = simulator.step_chunk(action[None])
+        observation, success = result.observation, result.success
+        if success:
+            break
+    return {**{key: np.stack(values) for key, values in rows.items()}, "success": success}
+
+
+def collect(config: CollectConfig) -> list[Path]:
+    """
+    :return: The files written, one per task.
+    :raises RuntimeError: The expert fails more often than it succeeds.
+    """
+    tasks = get_tasks(config.suite, config.task_ids)
+    env = LiberoVectorEnv(
+        config.num_envs,
+        config.suite,
+        [task.task_id for task in tasks],
+        assets=config.assets,
+        image_size=config.image_size,
+        render=config.render,
+    )
+    try:
+        provenance = {**asdict(config), "assets": env.assets.kind}
+        return [_collect_task(env, task, config, provenance) for task in tasks]
+    finally:
+        env.close()
+
+
+def _collect_task(
+    env: LiberoVectorEnv, task: LiberoTask, config: CollectConfig, provenance: dict[str, Any]
+) -> Path:
+    path = Path(config.out) / f"{task.suite}_{task.task_id}.hdf5"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tried = 0
+    with (
+        DemoWriter(path, task.instruction, {**provenance, "task_id": task.task_id}) as writer,
+        tqdm(total=config.demos, desc=task.instruction, unit="demo") as bar,
+    ):
+        while writer.num_demos < config.demos:
+            if tried >= 2 * config.demos + 2 * env.num_envs:
+                raise RuntimeError(f"The expert solved {writer.num_demos} of {tried} episodes of {task.name}; giving up")
+            indices = [_FIRST_INDEX + (config.seed * 1000 + tried + env_id) % _FIRST_INDEX for env_id in range(env.num_envs)]
+            episodes = _record(env, task, indices, config)
+            tried += env.num_envs
+            for index, episode in zip(indices, episodes, strict=True):
+                if episode["success"] and writer.num_demos < config.demos:
+                    writer.add(**episode, init_index=index)
+                    bar.update()
+    return path
+
+
+def _record(env: LiberoVectorEnv, task: LiberoTask, indices: Sequence[int], config: CollectConfig) -> list[dict[str, Any]]:
+    arguments = [
+        {
+            "task_id": task.task_id,
+            "arguments": {
+                "index": index,
+                "seed": index + 100_000 * config.seed,
+                "noise": config.noise,
+                "max_steps": SUITE_HORIZONS[config.suite],
+            },
+        }
+        for index in indices
+    ]
+    return env.call_workers("rlt_gym.collect:record_demo", arguments)

@@ -1,0 +1,339 @@
+"""LIBERO-v0: a Gymnasium vector environment whose action is a chunk of control steps."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from rlt_gym.assets import resolve_assets
+from rlt_gym.libero.tasks import SPLITS, SUITE_HORIZONS, get_tasks, load_init_states
+from rlt_gym.libero.worker_client import WorkerClient
+
+ACTION_SIZE = 7
+PROPRIO_SIZE = 8
+CONTROL_FREQUENCY = 20
+RENDER_QUALITIES = ("exact", "fast")
+
+#: Number of sampled initial states per task; the evaluation split has LIBERO's own 50.
+SPLIT_SIZES = {"train": 10_000, "selection": 500}
+
+
+@dataclass
+class Episode:
+    """What one environment is playing."""
+
+    number: int
+    task_index: int
+    init_index: int
+    steps: int = 0
+
+
+def _checked_int(name: str, value: Any, low: int, high: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = low - 1
+    if isinstance(value, bool) or not low <= number <= high:
+        raise ValueError(f"{name} must be an integer in {low}..{high}, got {value!r}")
+    return number
+
+
+class LiberoVectorEnv(VectorEnv):
+    """
+    N LIBERO simulators in N processes, stepped together, one message per chunk.
+
+    Observation (per env): ``agentview`` and ``wrist``, uint8 (S, S, 3) as LIBERO gives them, i.e. upside down, and
+    ``proprio``, float32 (8,): gripper position (m), its axis-angle orientation (rad), finger positions (m).
+    Action: float32 (C, 7) in [-1, 1], C control steps of 50 ms; six OSC pose deltas and the gripper (-1 opens, +1
+    closes). A chunk ends at success or at the horizon after k <= C steps.
+    Reward: the sum over the executed steps, 1 at success. ``terminated`` is success, ``truncated`` the horizon.
+
+    Info of every env: ``step_rewards`` float32 (C,), zero after step k; ``chunk_steps`` k; ``is_success``;
+    ``episode_steps``; ``instruction``; ``task_id``; ``init_index``.
+
+    Episode number p of the whole vector (env i plays p = N-1-i, 2N-1-i, ...) is task ``p % n_tasks`` and, in the
+    evaluation and selection splits, initial state ``p // n_tasks``: SB3's ``evaluate_policy(n_eval_episodes=n)``
+    thus sees the first n pairs exactly once, whatever N. In the training split the initial state is drawn from
+    ``(seed, p)``, so it does not depend on N either.
+
+    :param num_envs: Number of simulators.
+    :param suite: ``libero_spatial``, ``libero_object``, ``libero_goal``, ``libero_10`` or ``libero_90``.
+    :param task_ids: Tasks of the suite; ``None`` for all.
+    :param chunk_length: C.
+    :param assets: ``"auto"`` (official meshes if present, else the embedded ones), ``"embedded"``, ``"official"`` or
+        a folder.
+    :param init_states: ``"train"``, ``"selection"`` or ``"eval"``; also ``reset(options={"init_states": ...})``.
+    :param image_size: Side S of the pictures in pixels, at most 256.
+    :param render: ``"exact"`` (LIBERO's pictures bit for bit) or ``"fast"`` (cheap robot, no multisampling).
+    :param max_episode_steps: Control steps before truncation; ``None`` for the suite's horizon.
+    :param render_mode: ``None`` or ``"rgb_array"`` (:meth:`render` gives upright 256-pixel frames).
+    :param seed: Seed until :meth:`reset` is given one.
+    :param autoreset_mode: ``SAME_STEP`` or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
+    :raises ValueError: A bad argument or missing assets, before any process starts.
+    """
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        suite: str = "libero_goal",
+        task_ids: Sequence[int] | None = None,
+        chunk_length: int = 8,
+        assets: str = "auto",
+        init_states: str = "train",
+        image_size: int = 128,
+        render: str = "exact",
+        max_episode_steps: int | None = None,
+        render_mode: str | None = None,
+        seed: int = 0,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
+    ):
+        self.num_envs = _checked_int("num_envs", num_envs, 1, 1024)
+        self.tasks = get_tasks(suite, task_ids)
+        self.chunk_length = _checked_int("chunk_length", chunk_length, 1, 100)
+        image_size = _checked_int("image_size", image_size, 16, 256)
+        horizon = SUITE_HORIZONS[suite] if max_episode_steps is None else max_episode_steps
+        self.max_episode_steps = _checked_int("max_episode_steps", horizon, 1, 100_000)
+        self._seed = _checked_int("seed", seed, 0, 2**63)
+        self._split = self._checked_split(init_states)
+        if render not in RENDER_QUALITIES:
+            raise ValueError(f"render must be one of {RENDER_QUALITIES}, got {render!r}")
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode must be None or 'rgb_array', got {render_mode!r}")
+        mode = AutoresetMode(autoreset_mode)
+        if mode == AutoresetMode.NEXT_STEP:
+            raise ValueError("autoreset_mode must be SAME_STEP or DISABLED: NEXT_STEP would waste a chunk per episode")
+        self.render_mode = render_mode
+        self.metadata = {
+            "render_modes": ["rgb_array"],
+            "render_fps": CONTROL_FREQUENCY / self.chunk_length,
+            "autoreset_mode": mode,
+        }
+        picture = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
+        self.single_observation_space = spaces.Dict(
+            agentview=picture,
+            wrist=deepcopy(picture),
+            proprio=spaces.Box(-np.inf, np.inf, (PROPRIO_SIZE,), np.float32),
+        )
+        self.single_action_space = spaces.Box(-1.0, 1.0, (self.chunk_length, ACTION_SIZE), np.float32)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+
+        self.assets = resolve_assets(assets)
+        self._episodes: list[Episode | None] = [None] * self.num_envs
+        self._next_number = [0] * self.num_envs
+        self._observations: list[dict[str, np.ndarray]] = [{} for _ in range(self.num_envs)]
+        self._dones = np.zeros(self.num_envs, dtype=bool)
+        self._workers: list[WorkerClient] = []
+        settings = {
+            "suite": suite,
+            "assets_path": str(self.assets.path),
+            "image_size": image_size,
+            "render": render,
+            "resident": 3,
+        }
+        try:
+            for _ in range(self.num_envs):
+                self._workers.append(WorkerClient(settings))
+            for worker in self._workers:
+                worker.receive()
+            for index, worker in enumerate(self._workers):  # build the first tasks side by side
+                number = self._number(index, 0)
+                worker.send("build", task_id=self.tasks[number % len(self.tasks)].task_id)
+            for worker in self._workers:
+                worker.receive()
+        except BaseException:
+            self.close_extras()
+            raise
+
+    # ------------------------------------------------------------------ episodes
+
+    @staticmethod
+    def _checked_split(split: Any) -> str:
+        if split not in SPLITS:
+            raise ValueError(f"init_states must be one of {SPLITS}, got {split!r}")
+        return split
+
+    def _number(self, env: int, turn: int) -> int:
+        """Global number of the turn-th episode of an env. Later envs come first, as in ``evaluate_policy``."""
+        return self.num_envs - 1 - env + turn * self.num_envs
+
+    def _new_episode(self, env: int) -> Episode:
+        number = self._number(env, self._next_number[env])
+        self._next_number[env] += 1
+        task_index, turn = number % len(self.tasks), number // len(self.tasks)
+        if self._split == "train":
+            draw = np.random.SeedSequence([self._seed, number]).generate_state(1)[0]
+            init_index = int(draw) % SPLIT_SIZES["train"]
+        elif self._split == "selection":
+            init_index = turn % SPLIT_SIZES["selection"]
+        else:
+            init_index = turn % len(load_init_states(self.tasks[task_index]))
+        return Episode(number, task_index, init_index)
+
+    def _start_episodes(self, envs: Sequence[int]) -> None:
+        for env in envs:
+            episode = self._episodes[env] = self._new_episode(env)
+            task = self.tasks[episode.task_index]
+            self._workers[env].send("reset", task_id=task.task_id, split=self._split, index=episode.init_index)
+        for env in envs:
+            self._observations[env] = self._workers[env].receive()
+            self._dones[env] = False
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """
+        :param seed: Base seed of the training split's initial states. A list must hold consecutive integers.
+        :param options: ``init_states`` switches the split; ``reset_mask`` (bool (num_envs,)) resets a part.
+        """
+        options = dict(options or {})
+        mask = options.pop("reset_mask", None)
+        split = options.pop("init_states", None)
+        if options:
+            raise ValueError(f"Unknown reset options {sorted(options)}; known: init_states, reset_mask")
+        if split is not None:
+            split = self._checked_split(split)
+        if mask is None:
+            mask = np.ones(self.num_envs, dtype=bool)
+        elif not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
+            raise ValueError(f"reset_mask must be a bool array of shape ({self.num_envs},), got {mask!r}")
+        if not mask.any():
+            raise ValueError("reset_mask selects no environment")
+        if not mask.all() and split not in (None, self._split):
+            raise ValueError("init_states can only be switched for all environments at once")
+
+        if isinstance(seed, list):
+            seed = seed[0] if seed else None
+        super().reset(seed=seed)
+        switched = split is not None and split != self._split
+        if split is not None:
+            self._split = split
+        if seed is not None:
+            self._seed = _checked_int("seed", seed, 0, 2**63)
+        # A held-out sequence starts over at each full reset, so that every evaluation sees the same states.
+        if mask.all() and (seed is not None or switched or self._split != "train"):
+            self._next_number = [0] * self.num_envs
+        envs = np.flatnonzero(mask).tolist()
+        self._start_episodes(envs)
+        infos: dict[str, Any] = {}
+        for env in envs:
+            infos = self._add_info(infos, self._info(env), env)
+        return self._batch(), infos
+
+    # ------------------------------------------------------------------ steps
+
+    def _checked_actions(self, actions: Any) -> np.ndarray:
+        array = np.asarray(actions)
+        expected = (self.num_envs, self.chunk_length, ACTION_SIZE)
+        if array.shape != expected:
+            raise ValueError(f"actions must have shape {expected} (num_envs, chunk_length, 7), got {array.shape}")
+        if not np.issubdtype(array.dtype, np.number) or not np.isfinite(array).all():
+            raise ValueError("actions must be finite numbers, got NaN, inf or another type")
+        return np.clip(array, -1.0, 1.0).astype(np.float32)
+
+    def step(
+        self, actions: Any
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """
+        Play one chunk in every environment.
+
+        :param actions: float (num_envs, C, 7); clipped to [-1, 1].
+        :raises ValueError: Wrong shape or non-finite values; the environments are untouched.
+        """
+        array = self._checked_actions(actions)
+        if any(episode is None for episode in self._episodes):
+            raise RuntimeError("call reset() before step()")
+        if self._dones.any():
+            raise RuntimeError("a finished environment must be reset before it is stepped (autoreset is disabled)")
+        for env, (worker, episode) in enumerate(zip(self._workers, self._episodes, strict=True)):
+            left = self.max_episode_steps - episode.steps  # type: ignore[union-attr]
+            worker.send("step", actions=array[env, :left])
+        rewards = np.zeros(self.num_envs, dtype=np.float64)
+        terminations = np.zeros(self.num_envs, dtype=bool)
+        truncations = np.zeros(self.num_envs, dtype=bool)
+        step_infos = []
+        for env, (worker, episode) in enumerate(zip(self._workers, self._episodes, strict=True)):
+            assert episode is not None
+            self._observations[env], step_rewards, success = worker.receive()
+            episode.steps += len(step_rewards)
+            rewards[env] = step_rewards.sum()
+            terminations[env] = success
+            truncations[env] = not success and episode.steps >= self.max_episode_steps
+            step_infos.append(self._info(env, step_rewards, success))
+        done = terminations | truncations
+        infos: dict[str, Any] = {}
+        if self.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP and done.any():
+            finished = np.flatnonzero(done).tolist()
+            final_obs = np.full(self.num_envs, None, dtype=object)
+            final_info: dict[str, Any] = {}
+            for env in finished:
+                final_obs[env] = self._observations[env]
+                final_info = self._add_info(final_info, step_infos[env], env)
+            self._start_episodes(finished)
+            for env in finished:
+                step_infos[env] = self._info(env)
+            infos = {"final_obs": final_obs, "_final_obs": done.copy(), "final_info": final_info}
+            infos["_final_info"] = done.copy()
+        else:
+            self._dones = done.copy()
+        for env, info in enumerate(step_infos):
+            infos = self._add_info(infos, info, env)
+        return self._batch(), rewards, terminations, truncations, infos
+
+    def _info(self, env: int, step_rewards: np.ndarray | None = None, success: bool = False) -> dict[str, Any]:
+        episode = self._episodes[env]
+        assert episode is not None
+        task = self.tasks[episode.task_index]
+        padded = np.zeros(self.chunk_length, dtype=np.float32)
+        executed = 0 if step_rewards is None else len(step_rewards)
+        if step_rewards is not None:
+            padded[:executed] = step_rewards
+        return {
+            "step_rewards": padded,
+            "chunk_steps": executed,
+            "is_success": bool(success),
+            "episode_steps": episode.steps,
+            "instruction": task.instruction,
+            "task_id": task.task_id,
+            "init_index": episode.init_index,
+        }
+
+    def _batch(self) -> dict[str, np.ndarray]:
+        return {key: np.stack([obs[key] for obs in self._observations]) for key in self.single_observation_space.keys()}
+
+    # ------------------------------------------------------------------ others
+
+    def render(self) -> tuple[np.ndarray, ...] | None:
+        """
+        :return: One upright uint8 (256, 256, 3) frame per env, or ``None`` without ``render_mode="rgb_array"``.
+        """
+        if self.render_mode is None:
+            return None
+        for worker in self._workers:
+            worker.send("render", camera="agentview", size=256)
+        return tuple(worker.receive() for worker in self._workers)
+
+    def call_workers(self, function: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
+        """
+        Run ``module:name`` of this package on the simulators, e.g. to record a scripted expert.
+
+        :param function: Its first parameter is the worker's simulator.
+        :param arguments: One dict per worker used (at most ``num_envs``): ``task_id`` and ``arguments``.
+        """
+        for worker, entry in zip(self._workers, arguments, strict=False):
+            worker.send("call", function=function, **entry)
+        return [worker.receive() for worker, _ in zip(self._workers, arguments, strict=False)]
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End the workers. ``close()`` is idempotent."""
+        for worker in getattr(self, "_workers", []):
+            worker.close()
+        self._workers = []
