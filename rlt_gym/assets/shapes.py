@@ -1,0 +1,218 @@
+"""Primitive shapes of which every embedded asset is made, and how composite shapes break into boxes.
+
+Only boxes and cylinders reach MuJoCo: a box costs twelve triangles to draw, collides exactly, and gives several contact
+points where it rests on another box. Round things are therefore crossed boxes (:class:`Prism`) or rings of boxes (:class:`Ring`).
+
+Lengths are metres, angles degrees, sizes are half sizes as in MJCF.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+Vec3 = tuple[float, float, float]
+Quat = tuple[float, float, float, float]
+
+ORIGIN: Vec3 = (0.0, 0.0, 0.0)
+UPRIGHT: Quat = (1.0, 0.0, 0.0, 0.0)
+
+
+def quat_multiply(a: Quat, b: Quat) -> Quat:
+    """
+    :param a: Quaternion (w, x, y, z).
+    :param b: Quaternion (w, x, y, z), applied first.
+    :return: The Hamilton product ``a b``.
+    """
+    aw, ax, ay, az = a
+    bw, bx, by, bz = b
+    return (
+        aw * bw - ax * bx - ay * by - az * bz,
+        aw * bx + ax * bw + ay * bz - az * by,
+        aw * by - ax * bz + ay * bw + az * bx,
+        aw * bz + ax * by - ay * bx + az * bw,
+    )
+
+
+def turn(x: float = 0.0, y: float = 0.0, z: float = 0.0) -> Quat:
+    """
+    :param x: Degrees about the x axis, applied first.
+    :param y: Degrees about the y axis.
+    :param z: Degrees about the z axis, applied last.
+    :return: Quaternion (w, x, y, z).
+    """
+    half_x, half_y, half_z = (math.radians(angle) / 2 for angle in (x, y, z))
+    about_x = (math.cos(half_x), math.sin(half_x), 0.0, 0.0)
+    about_y = (math.cos(half_y), 0.0, math.sin(half_y), 0.0)
+    about_z = (math.cos(half_z), 0.0, 0.0, math.sin(half_z))
+    return quat_multiply(about_z, quat_multiply(about_y, about_x))
+
+
+@dataclass(frozen=True)
+class Geom:
+    """
+    One MuJoCo primitive.
+
+    :param kind: ``"box"`` or ``"cylinder"``.
+    :param size: MJCF half sizes: three for a box, (radius, half height) for a cylinder.
+    :param pos: Centre in the body's frame.
+    :param quat: Orientation (w, x, y, z) in the body's frame.
+    :param paint: Name of a paint of the catalogue.
+    :param solid: Whether it collides (and carries the body's mass).
+    :param shown: Whether it is drawn.
+    """
+
+    kind: str
+    size: tuple[float, ...]
+    pos: Vec3
+    quat: Quat
+    paint: str
+    solid: bool
+    shown: bool
+
+    @property
+    def volume(self) -> float:
+        """:return: Cubic metres."""
+        if self.kind == "box":
+            return 8 * math.prod(self.size)
+        radius, half_height = self.size
+        return 2 * math.pi * radius**2 * half_height
+
+
+@dataclass(frozen=True)
+class Shape:
+    """
+    What all shapes share.
+
+    :param paint: Name of a paint of the catalogue.
+    :param pos: Centre in the body's frame.
+    :param quat: Orientation (w, x, y, z) in the body's frame.
+    :param solid: Whether it collides.
+    :param shown: Whether it is drawn.
+    """
+
+    paint: str
+    pos: Vec3 = ORIGIN
+    quat: Quat = UPRIGHT
+    solid: bool = True
+    shown: bool = True
+
+    def geoms(self) -> Iterator[Geom]:
+        """:return: The primitives that make up this shape."""
+        raise NotImplementedError(f"{type(self).__name__} is abstract: use Box, Cylinder, Prism or Ring")
+
+
+@dataclass(frozen=True)
+class Box(Shape):
+    """
+    :param half: Half sizes along x, y, z.
+    """
+
+    half: Vec3 = (0.01, 0.01, 0.01)
+
+    def geoms(self) -> Iterator[Geom]:
+        yield Geom("box", self.half, self.pos, self.quat, self.paint, self.solid, self.shown)
+
+
+def slab(paint: str, low: Vec3, high: Vec3, *, quat: Quat = UPRIGHT, solid: bool = True, shown: bool = True) -> Box:
+    """
+    A box given by two opposite corners (before it is turned about its own centre).
+
+    :param paint: Name of a paint of the catalogue.
+    :param low: Corner with the smallest x, y, z.
+    :param high: Corner with the largest x, y, z.
+    :param quat: Orientation (w, x, y, z).
+    :param solid: Whether it collides.
+    :param shown: Whether it is drawn.
+    :return: The box.
+    :raises ValueError: If a corner of ``high`` does not lie above the one of ``low``.
+    """
+    if any(b <= a for a, b in zip(low, high, strict=True)):
+        raise ValueError(f"slab needs low < high on every axis, got low={low}, high={high}")
+    half = ((high[0] - low[0]) / 2, (high[1] - low[1]) / 2, (high[2] - low[2]) / 2)
+    centre = ((high[0] + low[0]) / 2, (high[1] + low[1]) / 2, (high[2] + low[2]) / 2)
+    return Box(paint, centre, quat, solid, shown, half=half)
+
+
+@dataclass(frozen=True)
+class Cylinder(Shape):
+    """
+    :param radius: Radius. Dear to draw (hundreds of triangles): keep it for flat discs that a person must see as round.
+    :param half_height: Half the height.
+    """
+
+    radius: float = 0.01
+    half_height: float = 0.01
+
+    def geoms(self) -> Iterator[Geom]:
+        yield Geom("cylinder", (self.radius, self.half_height), self.pos, self.quat, self.paint, self.solid, self.shown)
+
+
+@dataclass(frozen=True)
+class Prism(Shape):
+    """
+    An upright regular prism made of ``sides / 2`` boxes that cross at the axis. ``pos`` is the centre of its lower face.
+
+    :param apothem: Distance from the axis to a flat side.
+    :param height: Height.
+    :param sides: Number of sides, even.
+    """
+
+    apothem: float = 0.01
+    height: float = 0.01
+    sides: int = 8
+
+    def __post_init__(self) -> None:
+        if self.sides < 4 or self.sides % 2:
+            raise ValueError(f"Prism needs an even number of sides >= 4, got {self.sides}")
+
+    def geoms(self) -> Iterator[Geom]:
+        x, y, z = self.pos
+        half = self.height / 2
+        if self.sides == 4:
+            yield Geom(
+                "box",
+                (self.apothem, self.apothem, half),
+                (x, y, z + half),
+                self.quat,
+                self.paint,
+                self.solid,
+                self.shown,
+            )
+            return
+        width = self.apothem * math.tan(math.pi / self.sides)
+        for i in range(self.sides // 2):
+            quat = quat_multiply(self.quat, turn(z=360.0 * i / self.sides))
+            yield Geom("box", (self.apothem, width, half), (x, y, z + half), quat, self.paint, self.solid, self.shown)
+
+
+@dataclass(frozen=True)
+class Ring(Shape):
+    """
+    A wall around the z axis (cylinder or cone without lids), made of boxes that overlap at the corners so nothing slips through.
+
+    :param low: (radius, z) of the middle of the wall at its lower edge.
+    :param high: (radius, z) of the middle of the wall at its upper edge.
+    :param thickness: Thickness of the wall.
+    :param segments: Number of boxes.
+    """
+
+    low: tuple[float, float] = (0.01, 0.0)
+    high: tuple[float, float] = (0.01, 0.01)
+    thickness: float = 0.004
+    segments: int = 16
+
+    def geoms(self) -> Iterator[Geom]:
+        rise, spread = self.high[1] - self.low[1], self.high[0] - self.low[0]
+        length = math.hypot(rise, spread)
+        radius, height = (self.low[0] + self.high[0]) / 2, (self.low[1] + self.high[1]) / 2
+        lean = math.degrees(math.atan2(spread, rise))
+        outer = max(self.low[0], self.high[0]) + self.thickness / 2
+        half = (self.thickness / 2, outer * math.tan(math.pi / self.segments), length / 2)
+        x, y, z = self.pos
+        for i in range(self.segments):
+            angle = 2 * math.pi * i / self.segments
+            centre = (x + radius * math.cos(angle), y + radius * math.sin(angle), z + height)
+            quat = quat_multiply(turn(z=math.degrees(angle)), turn(y=lean))
+            yield Geom("box", half, centre, quat, self.paint, self.solid, self.shown)
