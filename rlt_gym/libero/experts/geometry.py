@@ -1,4 +1,4 @@
-"""Pure geometry used by the scripted experts: rotations, corner points of shapes, heights of supports. No simulator import."""
+"""Pure geometry used by the scripted experts: rotations, corner points of shapes, heights of supports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def shape_points(geom_type: int, centre: Array, half: Array) -> Array:
     """
     Points that span a geom, in the geom's own frame.
 
-    :param geom_type: MuJoCo ``mjtGeom`` number (capsules and cylinders get a ring of points, everything else box corners)
+    :param geom_type: MuJoCo ``mjtGeom`` number (capsules and cylinders get a ring of points,
+        everything else box corners)
     :param centre: (3,) centre of the geom's bounding box, metres
     :param half: (3,) half sizes of the geom's bounding box, metres
     :return: (n, 3) points, metres

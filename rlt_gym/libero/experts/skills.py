@@ -109,6 +109,12 @@ class PickPlace:
         self.missing = 0
         self.anchor = scene.hand_position
         self.start_height = float(scene.points(self.object)[:, 2].min())
+        self.detour = 0.0
+        self.best = np.inf
+        self.stalled = 0
+        self.detours = 0
+        _, width, across = principal_horizontal_axes(scene.points(self.object))
+        self._round = across - width < 0.01
         self._draw_turn()
         if scene.holds(self.object):
             self._enter("carry")
@@ -122,7 +128,9 @@ class PickPlace:
         return GraspRule(depth=min(0.035, 0.5 * height), rim=width > WIDEST_GRASP)
 
     def _draw_turn(self) -> None:
-        self.turn = float(self.rng.uniform(-self.rule.spread, self.rule.spread))
+        # a grasp that failed may be blocked by a neighbour: look further and further around the object
+        spread = self.rule.spread + (0.5 * self.retries if self._round or self.rule.rim else 0.0)
+        self.turn = float(self.rng.uniform(-spread, spread))
 
     def grasp_pose(self) -> tuple[Array, Array]:
         """
@@ -132,18 +140,17 @@ class PickPlace:
         low, high = points.min(axis=0), points.max(axis=0)
         z = max(high[2] - self.rule.depth, low[2] + TIP_CLEARANCE)
         if self.rule.rim:
-            angle = self.turn + (np.pi if self.retries % 2 else 0.0)
-            side = np.array([-np.sin(angle), np.cos(angle), 0.0])
+            side = np.array([-np.sin(self.turn), np.cos(self.turn), 0.0])
             centre = (low + high) / 2
             wall = points[points[:, 2] > high[2] - 0.015]
             radius = float(np.max((wall - centre)[:, :2] @ side[:2])) - 0.004
             return np.array([*(centre + radius * side)[:2], z]), axis_within_quarter_turn(side, HOME_FINGER_AXIS)
-        axis, width, across = principal_horizontal_axes(points)
-        if across - width < 0.01:  # round: any side will do, so keep the wrist near its start
-            axis = HOME_FINGER_AXIS
+        # round: any side will do, so keep the wrist near its start
+        axis = HOME_FINGER_AXIS if self._round else principal_horizontal_axes(points)[0]
         axis = axis_within_quarter_turn(axis, HOME_FINGER_AXIS)
         cos, sin = np.cos(self.turn), np.sin(self.turn)
         axis = np.array([cos * axis[0] - sin * axis[1], sin * axis[0] + cos * axis[1], 0.0])
+        axis = axis_within_quarter_turn(axis, HOME_FINGER_AXIS)
         slab = points[points[:, 2] > z - 0.02]
         centre = (slab.min(axis=0) + slab.max(axis=0)) / 2
         return np.array([*centre[:2], z]), axis
@@ -156,6 +163,7 @@ class PickPlace:
 
     def _enter(self, stage: str) -> None:
         self.stage, self.count, self.missing = stage, 0, 0
+        self.best, self.stalled, self.detours = np.inf, 0, 0
         self.anchor = self.scene.hand_position
 
     def act(self) -> Command:
@@ -176,10 +184,23 @@ class PickPlace:
         """The goal holds and the hand has left."""
         return self.stage == "retreat" and self.count > 1 and self.scene.satisfied(self.predicate)
 
+    def _blocked(self, distance: float, patience: int) -> bool:
+        """Whether the way to go has not shrunk for ``patience`` steps; then the hand makes a detour upwards."""
+        self.detour = max(0.0, self.detour - 0.004)
+        self.stalled += 1
+        if distance < self.best - 0.004:
+            self.best, self.stalled = distance, 0
+        if self.stalled < patience:
+            return False
+        self.best, self.stalled, self.detour = np.inf, 0, 0.1
+        self.detours += 1
+        return True
+
     def _funnel(self, goal: Array, lateral: float, height: float, tolerance: float, slope: float) -> Array:
         """Above ``goal`` by an amount that shrinks with the lateral error; no sideways travel while too low."""
         hand = self.scene.hand_position
         above = float(np.clip((lateral - tolerance) * slope, 0.0, height))
+        above += self.detour * ramp(lateral, tolerance, tolerance + 0.01)
         target = goal + np.array([0.0, 0.0, above])
         gate = 1.0 - ramp(target[2] - hand[2], 0.02, 0.08)
         target[:2] = hand[:2] + gate * (target - hand)[:2]
@@ -195,6 +216,8 @@ class PickPlace:
         lateral = offset + 0.04 * self._axis_error(axis) + 0.5 * max(0.0, 0.065 - scene.opening)
         target = self._funnel(goal, lateral, self.hover, 0.012, 2.0)
         near = float(np.linalg.norm(goal - hand))
+        if self._blocked(near, 25):
+            self._retry()
         if offset < 0.012 and abs(goal[2] - hand[2]) < 0.012 and scene.opening > 0.05:
             self._enter("grasp")
             self.anchor = goal
@@ -247,9 +270,13 @@ class PickPlace:
         lateral = float(np.linalg.norm((goal - hand)[:2]))
         target = self._funnel(goal, lateral, travel, 0.015, 1.5)
         landed = frozenset(scene.geoms(self.object)), frozenset(scene.geoms(scene.owner(self.target)))
-        if lateral < 0.02 and (hand[2] - goal[2] < 0.006 or scene.touches(*landed)):
+        left = float(np.linalg.norm(goal - hand))
+        # what cannot be reached exactly is let go a little off, rather than never
+        self._blocked(left, 20)
+        if lateral < 0.02 + 0.01 * self.detours and (hand[2] - goal[2] < 0.006 or scene.touches(*landed)):
             self._enter("release")
-        return Command(target, CLOSE, self.finger_axis, DOWN, 1.0 - ramp(float(np.linalg.norm(goal - hand)), 0.03, 0.1))
+        travelled = float(np.linalg.norm(hand - self.anchor))
+        return Command(target, CLOSE, self.finger_axis, DOWN, 1.0 - ramp(min(left, travelled), 0.03, 0.1))
 
     def _release(self) -> Command:
         if self.count > 6:

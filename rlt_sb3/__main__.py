@@ -1,0 +1,7 @@
+"""``python -m rlt_sb3`` is ``rlt``."""
+
+import sys
+
+from rlt_sb3.cli import main
+
+sys.exit(main())

@@ -1,0 +1,185 @@
+"""What a run is made of: plain dataclasses that the command line, YAML files and Python share.
+
+Imports neither torch nor a simulator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@dataclass
+class EnvConfig:
+    """The environment, made by ``gymnasium.make_vec``. ``None`` leaves the environment's own default.
+
+    :param id: id of a registered vector environment with observations ``z_rl``, ``vla_ref`` and ``proprio``
+    :param num_envs: simulators that run at once (one process each)
+    :param suite: LIBERO suite
+    :param task_ids: tasks of the suite
+    :param chunk_length: control steps per action chunk
+    :param vla: frozen policy: a name or a checkpoint path
+    :param rl_token: RL-token encoder: "auto" or a checkpoint path
+    :param assets: "auto", "embedded", "official" or a folder
+    :param max_episode_steps: horizon in control steps
+    :param image_size: camera resolution in pixels
+    :param render: quality of the pictures
+    :param device: where the frozen policy and the encoder run
+    :param render_mode: "rgb_array" makes videos possible
+    :param kwargs: anything else for ``make_vec``
+    """
+
+    id: str = "RLToken-LIBERO-v0"
+    num_envs: int = 2
+    suite: str | None = None
+    task_ids: list[int] | None = None
+    chunk_length: int | None = None
+    vla: str | None = None
+    rl_token: str | None = None
+    assets: str | None = None
+    max_episode_steps: int | None = None
+    image_size: int | None = None
+    render: str | None = None
+    device: str | None = None
+    render_mode: str | None = "rgb_array"
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def make_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments for ``gymnasium.make_vec``."""
+        special = ("id", "kwargs")
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in special}
+        return {key: value for key, value in given.items() if value is not None} | self.kwargs
+
+
+@dataclass
+class EvalSettings:
+    """The evaluations of a run.
+
+    :param n_states: held-out initial states on which the frozen VLA and the best model are compared
+    :param selection_states: initial states (of another set) on which the best model is chosen during training
+    :param selection_every: chunks between two selection evaluations
+    :param videos: write before.mp4 and after.mp4
+    :param record_states: how many of the held-out states are filmed, to choose the videos from
+    """
+
+    n_states: int = 50
+    selection_states: int = 24
+    selection_every: int = 1000
+    videos: bool = True
+    record_states: int = 6
+
+
+@dataclass
+class TrainConfig:
+    """One run: frozen VLA evaluated, RL-token policy trained online, best model evaluated on the same states, report.
+
+    :param name: name of the run; its folder is ``out/name`` (``name-2`` and so on if that one exists)
+    :param out: where runs are kept
+    :param env: the environment
+    :param rlt: keyword arguments of ``rlt_sb3.RLT`` (see its page for what there is)
+    :param evaluation: the evaluations
+    :param total_chunks: stop after this many chunks (transitions, over all simulators)
+    :param total_control_steps: stop after this many control steps
+    :param max_minutes: stop training after this many minutes, selection evaluations included
+    :param seed: seed of the algorithm and of the training initial states
+    :param torch_threads: threads of torch in the training process
+    :param log_interval: episodes between two rows of metrics.csv
+    :param progress: show a progress bar
+    """
+
+    name: str = "rlt"
+    out: str = "runs"
+    env: EnvConfig = field(default_factory=EnvConfig)
+    rlt: dict[str, Any] = field(default_factory=dict)
+    evaluation: EvalSettings = field(default_factory=EvalSettings)
+    total_chunks: int = 4000
+    total_control_steps: int | None = None
+    max_minutes: float | None = None
+    seed: int = 0
+    torch_threads: int = 1
+    log_interval: int = 4
+    progress: bool = True
+
+    def check(self) -> None:
+        """Refuse what cannot work, before any process starts.
+
+        :raises ValueError: names the setting, what was given and what is allowed
+        """
+        at_least_one = {
+            "env.num_envs": self.env.num_envs,
+            "evaluation.n_states": self.evaluation.n_states,
+            "evaluation.selection_states": self.evaluation.selection_states,
+            "evaluation.selection_every": self.evaluation.selection_every,
+            "total_chunks": self.total_chunks,
+            "total_control_steps": self.total_control_steps,
+            "torch_threads": self.torch_threads,
+            "log_interval": self.log_interval,
+        }
+        for key, value in at_least_one.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{key} must be at least 1, got {value}.")
+        if self.max_minutes is not None and self.max_minutes <= 0:
+            raise ValueError(f"max_minutes must be positive (or left out for no limit), got {self.max_minutes}.")
+        if not self.name or Path(self.name).name != self.name:
+            raise ValueError(f"name must be a plain folder name, got {self.name!r}; use out for where runs are kept.")
+        reserved = {"seed", "policy", "env", "tensorboard_log", "_init_setup_model"} & set(self.rlt)
+        if reserved:
+            raise ValueError(
+                f"rlt may not contain {sorted(reserved)}: the run sets them itself (seed: use the run's seed)."
+            )
+
+
+@dataclass
+class EvalConfig:
+    """Evaluate a finished (or interrupted) run; the architecture comes from the run itself.
+
+    :param run: folder of the run
+    :param model: "best", "last", "vla", or the path of a saved model
+    :param n_states: initial states; ``None`` takes the run's own number
+    :param split: "eval", "selection" or "train"
+    :param num_envs: simulators; ``None`` takes the run's own number
+    :param out: where to write the JSON; ``None`` for ``RUN/eval-MODEL-SPLIT.json`` (with a CSV beside it)
+    :param progress: show a progress bar
+    """
+
+    run: str
+    model: str = "best"
+    n_states: int | None = None
+    split: str = "eval"
+    num_envs: int | None = None
+    out: str | None = None
+    progress: bool = True
+
+
+@dataclass
+class ReportConfig:
+    """Write report.html and learning_curve.png of a run again from its files.
+
+    :param run: folder of the run
+    """
+
+    run: str
+
+
+def save_config(config: TrainConfig, path: Path) -> None:
+    """Write a configuration in the form that ``rlt train --config`` reads."""
+    path.write_text(yaml.safe_dump(asdict(config), sort_keys=False))
+
+
+def load_config(path: Path) -> TrainConfig:
+    """Read a configuration written by :func:`save_config` (missing settings keep their defaults).
+
+    :raises ValueError: if the file is missing or has an unknown setting
+    """
+    if not path.is_file():
+        raise ValueError(f"There is no {path}. A run is the folder that `rlt train` wrote, for example runs/demo.")
+    data = yaml.safe_load(path.read_text()) or {}
+    nested = {"env": EnvConfig, "evaluation": EvalSettings}
+    try:
+        parts = {key: cls(**data.pop(key)) for key, cls in nested.items() if key in data}
+        return TrainConfig(**data, **parts)
+    except TypeError as error:
+        raise ValueError(f"{path} is no configuration of a run: {error}.") from error

@@ -1,0 +1,175 @@
+"""Learning curve and self-contained HTML page of a run, made from the run's files alone."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlt_sb3.config import ReportConfig
+from rlt_sb3.evaluation import Evaluation
+from rlt_sb3.run_dir import replacing
+
+
+def report(config: ReportConfig) -> Path:
+    """``rlt report RUN``.
+
+    :return: the page
+    """
+    return write_report(Path(config.run))
+
+
+def read_evaluations(run: Path) -> dict[str, Any]:
+    """Contents of a run's evaluations.json.
+
+    :raises ValueError: if the folder is no run
+    """
+    path = run / "evaluations.json"
+    if not path.is_file():
+        raise ValueError(f"There is no {path}. A run is the folder that `rlt train` wrote, for example runs/demo.")
+    return json.loads(path.read_text())
+
+
+def read_metrics(run: Path) -> dict[str, np.ndarray]:
+    """Columns of a run's metrics.csv (NaN where a row has no entry); empty if there is none."""
+    path = run / "metrics.csv"
+    if not path.is_file():
+        return {}
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    names = rows[0].keys() if rows else []
+    return {name: np.array([_number(row[name]) for row in rows]) for name in names}
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text) if text else float("nan")
+    except ValueError:
+        return float("nan")
+
+
+def write_report(run: Path) -> Path:
+    """Write learning_curve.png and report.html.
+
+    :param run: folder of a run, finished or not
+    :return: the page
+    """
+    import jinja2
+
+    data = read_evaluations(run)
+    write_learning_curve(run, data)
+    rows = [_row(data[key]) for key in ("vla", "rlt") if key in data]
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("rlt_sb3"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    config_path = run / "config.yaml"
+    page = environment.get_template("report.html.j2").render(
+        name=run.name,
+        data=data,
+        rows=rows,
+        curve=_inline(run / "learning_curve.png"),
+        videos={name: _inline(run / f"{name}.mp4") for name in ("before", "after")},
+        config=config_path.read_text() if config_path.is_file() else "",
+    )
+    path = run / "report.html"
+    with replacing(path) as temporary:
+        temporary.write_text(page)
+    return path
+
+
+def _row(data: dict[str, Any]) -> dict[str, str]:
+    """A line of the results table."""
+    result = Evaluation.from_dict(data)
+    low, high = result.interval
+    return {
+        "policy": result.policy,
+        "successes": f"{result.successes}/{result.n}",
+        "rate": f"{result.rate:.0%}",
+        "interval": f"{low:.0%} to {high:.0%}",
+        "steps": "–" if np.isnan(result.steps_to_success) else f"{result.steps_to_success:.0f}",
+        "control_steps": f"{result.control_steps}",
+    }
+
+
+def _inline(path: Path) -> str | None:
+    return base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
+
+
+def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
+    """Success rate over control steps of training, with the frozen VLA beside it, and what the critic believes below.
+
+    :param run: folder of the run
+    :param data: contents of evaluations.json
+    :return: the picture
+    """
+    # Without pyplot: no global state, no display.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    metrics = read_metrics(run)
+    q_names = [name for name in ("train/q_data", "train/q_policy", "train/realised_return") if name in metrics]
+    steps = metrics.get("time/control_steps", np.array([]))
+    figure = Figure(figsize=(8, 6 if q_names else 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(2 if q_names else 1, 1, sharex=True, squeeze=False)[:, 0]
+    axes = panels[0]
+
+    points = [(p["control_steps"], Evaluation.from_dict(p["evaluation"])) for p in data["selection"]]
+    if "vla_selection" in data:
+        baseline = Evaluation.from_dict(data["vla_selection"])
+        axes.axhline(
+            baseline.rate, color="tab:gray", linestyle="--", label=f"frozen VLA, selection states (n={baseline.n})"
+        )
+        axes.axhspan(*baseline.interval, color="tab:gray", alpha=0.15, linewidth=0)
+        points = [(0, baseline), *points]
+    if points:
+        x = [step for step, _ in points]
+        rates = np.array([e.rate for _, e in points])
+        bounds = np.array([e.interval for _, e in points])
+        errors = np.abs(bounds.T - rates)
+        axes.errorbar(x, rates, yerr=errors, marker="o", capsize=3, color="tab:blue", label="RLT, selection states")
+    if "rollout/success_rate" in metrics:
+        axes.plot(
+            steps,
+            metrics["rollout/success_rate"],
+            color="tab:orange",
+            alpha=0.8,
+            label="training episodes, with exploration (last 100)",
+        )
+    last = max([step for step, _ in points], default=1) or 1
+    for key, colour in (("vla", "black"), ("rlt", "tab:green")):
+        if key in data:
+            result = Evaluation.from_dict(data[key])
+            low, high = result.interval
+            axes.errorbar(
+                [0 if key == "vla" else last],
+                [result.rate],
+                yerr=[[result.rate - low], [high - result.rate]],
+                marker="*",
+                markersize=12,
+                capsize=5,
+                color=colour,
+                linestyle="none",
+                label=f"{result.policy}, held-out states ({result.successes}/{result.n})",
+            )
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_ylabel("success rate")
+    axes.set_title(f"{run.name}: bars and band are Wilson's 95 % intervals", fontsize=10)
+    axes.legend(fontsize=8, loc="best")
+    axes.grid(alpha=0.3)
+    if q_names:
+        for name in q_names:
+            known = ~np.isnan(metrics[name])
+            panels[1].plot(steps[known], metrics[name][known], label=name)
+        panels[1].set_ylabel("value")
+        panels[1].legend(fontsize=8)
+        panels[1].grid(alpha=0.3)
+    panels[-1].set_xlabel("control steps of training")
+    path = run / "learning_curve.png"
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")
+    return path

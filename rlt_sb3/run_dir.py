@@ -1,0 +1,126 @@
+"""The folder of a run: files written whole or not at all, videos, and a line about the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlt_sb3.evaluation import Evaluation, csv_rows, dumps
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` that takes its place when the block ends without an error."""
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class RunDir:
+    """Writes the files of a run.
+
+    :param path: an existing folder
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path) -> RunDir:
+        """Make a new folder: ``path``, or ``path-2`` and so on, so that no run overwrites another."""
+        candidate, number = path, 1
+        while True:
+            try:
+                candidate.mkdir(parents=True)
+                return cls(candidate)
+            except FileExistsError:
+                number += 1
+                candidate = path.with_name(f"{path.name}-{number}")
+
+    def write_json(self, name: str, data: dict[str, Any]) -> None:
+        """Write JSON, and beside evaluations.json the same rows as CSV."""
+        with replacing(self.path / name) as temporary:
+            temporary.write_text(dumps(data))
+        if name == "evaluations.json":
+            parts = [data[key] for key in ("vla", "vla_selection", "rlt") if key in data]
+            with replacing(self.path / "evaluations.csv") as temporary:
+                temporary.write_text(csv_rows([Evaluation.from_dict(part) for part in parts]))
+
+    def write_videos(self, before: Evaluation, after: Evaluation) -> dict[str, Any] | None:
+        """Write before.mp4 and after.mp4 of one initial state.
+
+        The state is the first filmed one that ``after`` solves and ``before`` does not; failing that, the first one.
+
+        :param before: evaluation with frames
+        :param after: evaluation with frames of the same states
+        :return: which state it is, or None without frames
+        """
+        filmed = sorted(before.frames.keys() & after.frames.keys())
+        if not filmed:
+            return None
+        won = {name: {r.pair for r in e.rows if r.success} for name, e in (("before", before), ("after", after))}
+        pair = next((p for p in filmed if p in won["after"] - won["before"]), filmed[0])
+        row = next(r for r in after.rows if r.pair == pair)
+        for name, evaluation in (("before", before), ("after", after)):
+            write_video(self.path / f"{name}.mp4", evaluation.frames[pair])
+        return {
+            "task_id": row.task_id,
+            "init_index": row.init_index,
+            "before_success": pair in won["before"],
+            "after_success": pair in won["after"],
+            "chosen": "the first filmed held-out state that RLT solves and the frozen VLA does not"
+            if pair in won["after"] - won["before"]
+            else "the first held-out state",
+        }
+
+
+def write_video(path: Path, frames: list[np.ndarray], fps: int = 5, width: int = 256) -> None:
+    """Write pictures as H.264, which every browser plays.
+
+    :param path: the mp4
+    :param frames: (H, W, 3) uint8 each
+    :param fps: pictures per second
+    :param width: smaller pictures are enlarged by a whole number to about this width
+    """
+    import imageio.v2 as imageio
+
+    scale = max(1, width // frames[0].shape[1])
+    # The last picture stays for a second.
+    frames = frames + [frames[-1]] * fps
+    with replacing(path) as temporary:
+        with imageio.get_writer(temporary, fps=fps, codec="libx264", macro_block_size=2, quality=7) as writer:
+            for frame in frames:
+                writer.append_data(np.repeat(np.repeat(frame, scale, axis=0), scale, axis=1))
+
+
+def machine() -> dict[str, Any]:
+    """What the run ran on."""
+    import gymnasium
+    import stable_baselines3
+    import torch
+
+    model = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "gymnasium": gymnasium.__version__,
+        "stable_baselines3": stable_baselines3.__version__,
+    }

@@ -1,0 +1,171 @@
+"""Evaluation: each initial state once, the statistics against independent formulas."""
+
+from __future__ import annotations
+
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from rlt_sb3.evaluation import (
+    Evaluation,
+    StateResult,
+    as_policy,
+    compare,
+    csv_rows,
+    evaluate,
+    mcnemar_p,
+    wilson_interval,
+)
+
+CHUNK = (2, 3)
+
+
+class ToyVectorEnv(gym.vector.VectorEnv):
+    """Episode number p lasts 2 + p % 3 chunks of 2 control steps; it succeeds if the last action's sign says so.
+
+    ``vla_ref`` solves the episodes with even p; the all-ones action solves all of them.
+    """
+
+    def __init__(self, num_envs: int, n_states: int = 1000, render_mode: str | None = None):
+        self.num_envs, self.n_states, self.render_mode = num_envs, n_states, render_mode
+        self.metadata = {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.SAME_STEP}
+        box = gym.spaces.Box(-1, 1, CHUNK, np.float32)
+        self.single_observation_space = gym.spaces.Dict({"vla_ref": box})
+        self.single_action_space = box
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(box, num_envs)
+        self.splits: list[str] = []
+        self.steps_taken = 0
+
+    def _obs(self):
+        signs = np.where(self.pair % 2 == 0, 1.0, -1.0).astype(np.float32)
+        return {"vla_ref": np.broadcast_to(signs[:, None, None], (self.num_envs, *CHUNK)).copy()}
+
+    def _infos(self, envs):
+        infos = {}
+        for i in envs:
+            entry = {
+                "task_id": 7,
+                "init_index": int(self.pair[i] % self.n_states),
+                "episode_steps": int(2 * self.t[i]),
+                "is_success": bool(self.success[i]),
+            }
+            infos = self._add_info(infos, entry, i)
+        return infos
+
+    def reset(self, *, seed=None, options=None):
+        self.splits.append((options or {}).get("init_states"))
+        self.pair = self.num_envs - 1 - np.arange(self.num_envs)
+        self.t = np.zeros(self.num_envs, dtype=int)
+        self.success = np.zeros(self.num_envs, dtype=bool)
+        return self._obs(), self._infos(range(self.num_envs))
+
+    def step(self, actions):
+        assert actions.shape == (self.num_envs, *CHUNK)
+        self.steps_taken += 1
+        self.t += 1
+        done = self.t >= 2 + self.pair % 3
+        self.success = done & (actions[:, 0, 0] > 0)
+        term, trunc = self.success.copy(), done & ~self.success
+        infos = {}
+        if done.any():
+            final_info = self._infos(np.flatnonzero(done))
+            self.pair = np.where(done, self.pair + self.num_envs, self.pair)
+            self.t[done] = 0
+            infos = {"final_info": final_info, "_final_info": done, "_final_obs": done}
+        return self._obs(), term.astype(float), term, trunc, infos
+
+    def render(self):
+        return tuple(np.full((4, 4, 3), self.t[i], dtype=np.uint8) for i in range(self.num_envs))
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 3, 7])
+@pytest.mark.parametrize("n_states", [1, 5, 12])
+def test_each_state_once(num_envs, n_states):
+    env = ToyVectorEnv(num_envs)
+    seen = []
+    result = evaluate("vla", env, n_states, split="selection", on_episode=seen.append)
+    assert env.splits == ["selection"]
+    assert [row.init_index for row in result.rows] == list(range(n_states))
+    assert [row.pair for row in result.rows] == list(range(n_states))
+    assert [row.success for row in result.rows] == [p % 2 == 0 for p in range(n_states)]
+    assert [row.chunks for row in result.rows] == [2 + p % 3 for p in range(n_states)]
+    assert [row.steps for row in result.rows] == [2 * (2 + p % 3) for p in range(n_states)]
+    assert sorted(row.pair for row in seen) == list(range(n_states))
+
+
+def test_same_outcome_for_any_number_of_envs_and_pairing():
+    vla = [evaluate("vla", ToyVectorEnv(n), 12) for n in (1, 4)]
+    assert vla[0].rows == vla[1].rows
+    ones = evaluate(lambda obs: np.ones_like(obs["vla_ref"]), ToyVectorEnv(3), 12, name="ones")
+    comparison = compare(vla[0], ones)
+    assert (comparison.fixed, comparison.broken, comparison.both, comparison.neither) == (6, 0, 6, 0)
+    assert comparison.p_value == pytest.approx(2 * 0.5**6)
+    assert ones.steps_to_success == pytest.approx(np.mean([2 * (2 + p % 3) for p in range(12)]))
+
+
+def test_a_model_is_asked_deterministically():
+    class Model:
+        def predict(self, observation, deterministic=False):
+            assert deterministic
+            return observation["vla_ref"], None
+
+    assert evaluate(Model(), ToyVectorEnv(2), 6).rows == evaluate("vla", ToyVectorEnv(2), 6).rows
+
+
+def test_frames_of_the_first_states_only():
+    result = evaluate("vla", ToyVectorEnv(2), 6, record_states=3)
+    assert sorted(result.frames) == [0, 1, 2]
+    # one picture before every chunk: the pictures show how many chunks the episode has had
+    assert [[int(f[0, 0, 0]) for f in result.frames[p]] for p in range(3)] == [[0, 1], [0, 1, 2], [0, 1, 2, 3]]
+
+
+def test_clear_errors():
+    env = ToyVectorEnv(2)
+    with pytest.raises(ValueError, match="Unknown split 'test'"):
+        evaluate("vla", env, 3, split="test")
+    with pytest.raises(ValueError, match="n_states"):
+        evaluate("vla", env, 0)
+    with pytest.raises(ValueError, match="policy must be 'vla'"):
+        as_policy("frozen")
+    with pytest.raises(RuntimeError, match="twice"):
+        evaluate("vla", ToyVectorEnv(2, n_states=4), 6)
+    env.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    with pytest.raises(ValueError, match="SAME_STEP"):
+        evaluate("vla", env, 3)
+    with pytest.raises(ValueError, match="same initial states"):
+        compare(evaluate("vla", ToyVectorEnv(2), 4), evaluate("vla", ToyVectorEnv(2), 5))
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 50), (1, 50), (8, 40), (35, 40), (50, 50), (3, 7)])
+def test_wilson_against_the_textbook(k, n):
+    z = 1.959963984540054
+    p = k / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    assert wilson_interval(k, n) == pytest.approx((centre - half, centre + half), abs=1e-12)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("fixed", "broken"), [(27, 0), (10, 3), (3, 10), (4, 4), (1, 0), (0, 0)])
+def test_mcnemar_against_binomial_sums(fixed, broken):
+    n = fixed + broken
+    tail = sum(math.comb(n, i) for i in range(min(fixed, broken) + 1)) / 2**n
+    assert mcnemar_p(fixed, broken) == pytest.approx(min(1.0, 2 * tail))
+
+
+def test_round_trip_and_csv():
+    rows = [StateResult(0, 1, 0, True, 20, 3), StateResult(1, 2, 0, False, 40, 5)]
+    evaluation = Evaluation("RLT", "eval", rows)
+    assert Evaluation.from_dict(evaluation.to_dict()) == evaluation
+    assert csv_rows([evaluation]).splitlines() == [
+        "policy,split,pair,task_id,init_index,success,steps,chunks",
+        "RLT,eval,0,1,0,1,20,3",
+        "RLT,eval,1,2,0,0,40,5",
+    ]
+    assert {task: part.successes for task, part in evaluation.per_task().items()} == {1: 1, 2: 0}
+    assert Evaluation("x", "eval", rows[1:]).to_dict()["mean_steps_to_success"] is None
