@@ -58,6 +58,11 @@ class Scene:
         return np.array(self.data.site_xmat[self.hand_site]).reshape(3, 3)
 
     @property
+    def base_position(self) -> Array:
+        """(3,) position of the robot's base, metres."""
+        return np.array(self.env.robots[0].base_pos)
+
+    @property
     def opening(self) -> float:
         """Gap between the fingers, metres (0 to 0.08)."""
         return float(np.abs(self.data.qpos[self._finger_joints]).sum())

@@ -19,6 +19,8 @@ OPEN, CLOSE = -1.0, 1.0
 DOWN = np.array([0.0, 0.0, -1.0])
 #: The line between the fingers in the robot's start pose; hands stay within a quarter turn of it.
 HOME_FINGER_AXIS = np.array([0.0, 1.0, 0.0])
+#: Farther than this from the robot's base the arm is nearly stretched and slow to settle, metres.
+COMFORTABLE_REACH = 0.65
 #: The fingers open to 8 cm; wider things are grasped by their rim.
 WIDEST_GRASP = 0.065
 #: The point between the finger tips may come this close to the surface an object stands on.
@@ -93,7 +95,7 @@ class PickPlace:
     """
 
     hover = 0.09
-    carry_clearance = 0.05
+    carry_clearance = 0.06
 
     def __init__(self, scene: Scene, predicate: list[str], rng: np.random.Generator):
         self.scene = scene
@@ -196,13 +198,13 @@ class PickPlace:
         self.detours += 1
         return True
 
-    def _funnel(self, goal: Array, lateral: float, height: float, tolerance: float, slope: float) -> Array:
+    def _funnel(self, goal: Array, lateral: float, height: float, tolerance: float, slope: float, low: float) -> Array:
         """Above ``goal`` by an amount that shrinks with the lateral error; no sideways travel while too low."""
         hand = self.scene.hand_position
         above = float(np.clip((lateral - tolerance) * slope, 0.0, height))
         above += self.detour * ramp(lateral, tolerance, tolerance + 0.01)
         target = goal + np.array([0.0, 0.0, above])
-        gate = 1.0 - ramp(target[2] - hand[2], 0.02, 0.08)
+        gate = 1.0 - ramp(target[2] - hand[2], 0.01, low)
         target[:2] = hand[:2] + gate * (target - hand)[:2]
         return target
 
@@ -214,7 +216,7 @@ class PickPlace:
         offset = float(np.linalg.norm((goal - hand)[:2]))
         # a turned or closed hand is as far from a grasp as a displaced one
         lateral = offset + 0.04 * self._axis_error(axis) + 0.5 * max(0.0, 0.065 - scene.opening)
-        target = self._funnel(goal, lateral, self.hover, 0.012, 2.0)
+        target = self._funnel(goal, lateral, self.hover, 0.012, 2.0, 0.08)
         near = float(np.linalg.norm(goal - hand))
         if self._blocked(near, 25):
             self._retry()
@@ -238,13 +240,25 @@ class PickPlace:
         self._draw_turn()
         self._enter("approach")
 
-    def _placing(self) -> tuple[Array, float]:
-        """Hand position that puts the object down, and the height above it for travelling."""
+    def _landing(self) -> tuple[Array, float]:
+        """Where the object shall land, and how far off it may: a large region is used on the side that is in reach."""
+        scene = self.scene
+        xy = scene.position(self.target)[:2]
+        if self.target not in scene.env.object_sites_dict:
+            return xy, 0.015
+        half = float(scene.env.object_sites_dict[self.target].size[:2].min())
+        to_base = scene.base_position[:2] - xy
+        distance = float(np.linalg.norm(to_base))
+        shift = float(np.clip(distance - COMFORTABLE_REACH, 0.0, 0.4 * half))
+        return xy + to_base * (shift / distance), float(np.clip(0.25 * half, 0.015, 0.03))
+
+    def _placing(self) -> tuple[Array, float, float]:
+        """Hand position that puts the object down, the height above it for travelling, and the error allowed."""
         scene = self.scene
         hand = scene.hand_position
         points = scene.points(self.object)
         centre = (points.min(axis=0) + points.max(axis=0)) / 2
-        xy = scene.position(self.target)[:2]
+        xy, tolerance = self._landing()
         floor = scene.support(self.target, xy)
         top = (
             float(scene.points(scene.owner(self.target))[:, 2].max())
@@ -257,7 +271,7 @@ class PickPlace:
         reference = scene.position(self.object) if self.predicate[0] == "on" and top == floor else centre
         goal = np.array([*(xy + (hand - reference)[:2]), floor + below])
         travel = max(self.carry_clearance, self.start_height + 0.06 - floor)
-        return goal, travel
+        return goal, travel, tolerance
 
     def _carry(self) -> Command:
         scene = self.scene
@@ -265,15 +279,18 @@ class PickPlace:
         if self.missing > 3:
             self._retry()
             return self._approach()
-        goal, travel = self._placing()
+        goal, travel, tolerance = self._placing()
         hand = scene.hand_position
         lateral = float(np.linalg.norm((goal - hand)[:2]))
-        target = self._funnel(goal, lateral, travel, 0.015, 1.5)
+        if lateral < 0.04:
+            self.detour = 0.0
+        # what cannot be reached exactly is let go a little off, rather than never
+        tolerance += 0.01 * self.detours
+        target = self._funnel(goal, lateral, travel, tolerance, 1.5, 0.045)
         landed = frozenset(scene.geoms(self.object)), frozenset(scene.geoms(scene.owner(self.target)))
         left = float(np.linalg.norm(goal - hand))
-        # what cannot be reached exactly is let go a little off, rather than never
         self._blocked(left, 20)
-        if lateral < 0.02 + 0.01 * self.detours and (hand[2] - goal[2] < 0.006 or scene.touches(*landed)):
+        if lateral < tolerance + 0.005 and (hand[2] - goal[2] < 0.006 or scene.touches(*landed)):
             self._enter("release")
         travelled = float(np.linalg.norm(hand - self.anchor))
         return Command(target, CLOSE, self.finger_axis, DOWN, 1.0 - ramp(min(left, travelled), 0.03, 0.1))
