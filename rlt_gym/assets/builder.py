@@ -26,7 +26,7 @@ from rlt_gym.assets.shapes import ORIGIN, UPRIGHT, Geom, Quat, Shape, Vec3
 from rlt_gym.assets.textures import render_texture
 from rlt_gym.libero.bootstrap import cache_dir
 
-# Collision geoms are group 0 and drawn ones group 1: LIBERO's contact predicates count group 0 only, its renderer draws group 1 only.
+# LIBERO's contact predicates count the geoms of group 0 only, its renderer draws those of group 1 only.
 COLLISION, VISUAL = "0", "1"
 # Stiff, as thin walls need, but no stiffer than twice robosuite's time step of 2 ms, below which MuJoCo clamps anyway.
 CONTACT = {"friction": "0.95 0.3 0.1", "solref": "0.004 1", "solimp": "0.99 0.998 0.001"}
@@ -205,7 +205,7 @@ def _scene_tree(scene: Scene) -> ET.Element:
     _add_shapes(world, scene.walls, mass=None)
     if scene.table is not None and scene.legs is not None:
         _add_table(world, scene.table, scene.legs)
-    for name, pos, diffuse in (("light1", (1.0, 1.0, 4.0), 0.6), ("light2", (-2.0, -2.5, 4.0), 0.5)):
+    for name, pos, diffuse in (("light1", (1.5, 1.0, 4.0), 0.38), ("light2", (-1.0, -2.0, 4.0), 0.22)):
         _element(
             world,
             "light",
@@ -214,7 +214,10 @@ def _scene_tree(scene: Scene) -> ET.Element:
             dir=_numbers((0.0, -0.15, -1.0)),
             directional="false",
             diffuse=_numbers((diffuse, diffuse, diffuse)),
+            ambient="0.08 0.08 0.08",
             specular="0.2 0.2 0.2",
+            exponent="1",
+            cutoff="80",
             castshadow="false",
         )
     for camera in scene.cameras:
@@ -250,8 +253,8 @@ def embedded_assets() -> Path:
     """
     Build the embedded asset pack, if it is not built yet.
 
-    The folder's name holds a hash of its contents, so versions never mix, and each file is put in place atomically, so that many
-    processes may call this at once.
+    The folder's name holds a hash of its contents, so versions never mix, and each file is put in place atomically, so
+    many processes may call this at once.
 
     :return: Folder laid out like LIBERO's ``assets``, below :func:`rlt_gym.libero.bootstrap.cache_dir`.
     """

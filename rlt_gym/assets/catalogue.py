@@ -1,14 +1,15 @@
 """What is in the embedded asset pack: paints, objects, fixtures and scenes of LIBERO, drawn with primitive shapes.
 
-LIBERO's code asks each file for a few names (bodies, joints, sites) and its initial states and predicates fix a few dimensions
-(heights at which things rest, regions that count as "on" or "in", ranges of joints). Those are kept. Everything else is original:
-no mesh, texture or text of LIBERO's asset files is used.
+LIBERO's code asks each file for a few names (bodies, joints, sites), and its initial states and predicates fix a few
+dimensions (heights at which things rest, regions that count as "on" or "in", ranges of joints). Those are kept.
+Everything else is original: no mesh, texture or text of LIBERO's asset files is used.
 
-To add an object: one :class:`Asset` (or :class:`Scene`) in :data:`CATALOGUE`. Metres, kilograms, degrees, half sizes; z is up.
+To add an object: one :class:`Asset` (or :class:`Scene`) in :data:`CATALOGUE`. Metres, kilograms, half sizes; z is up.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rlt_gym.assets.shapes import ORIGIN, UPRIGHT, Box, Cylinder, Prism, Quat, Ring, Shape, Vec3, slab, turn
@@ -107,7 +108,7 @@ class Part:
     :param parts: Bodies below this one.
     :param pos: Position in the parent's frame.
     :param quat: Orientation in the parent's frame.
-    :param inertia: Mass and diagonal inertia. LIBERO makes its drawers and knobs heavy so that they stay where they are put.
+    :param inertia: Mass and diagonal inertia. LIBERO's drawers and knobs are heavy, so that they stay as they are put.
     """
 
     name: str
@@ -203,10 +204,10 @@ TEXTURES: dict[str, Texture] = {
     "white_wall": Texture("speckle", (0.93, 0.93, 0.92), 0.04),
     "yellow_linen_wall_texture": Texture("speckle", (0.88, 0.79, 0.55), 0.10),
     # ours
-    "rlt_pale_wood": Texture("grain", (0.80, 0.66, 0.48), 0.12),
-    "rlt_dark_wood": Texture("grain", (0.36, 0.22, 0.14), 0.25),
-    "rlt_drawer_wood": Texture("grain", (0.52, 0.33, 0.20), 0.20),
-    "rlt_red_wood": Texture("grain", (0.64, 0.28, 0.16), 0.20),
+    "rlt_pale_wood": Texture("grain", (0.82, 0.70, 0.54), 0.08),
+    "rlt_dark_wood": Texture("grain", (0.32, 0.19, 0.12), 0.25),
+    "rlt_drawer_wood": Texture("grain", (0.66, 0.44, 0.25), 0.15),
+    "rlt_red_wood": Texture("grain", (0.52, 0.16, 0.10), 0.20),
 }
 
 PAINTS: dict[str, Paint] = {
@@ -229,11 +230,11 @@ PAINTS: dict[str, Paint] = {
     "dark_wood": Paint((1.0, 1.0, 1.0), "rlt_dark_wood", 0.1),
     "drawer_wood": Paint((1.0, 1.0, 1.0), "rlt_drawer_wood", 0.1),
     "red_wood": Paint((1.0, 1.0, 1.0), "rlt_red_wood", 0.1),
-    "rack_edge": Paint((0.90, 0.72, 0.40)),
+    "rack_slat": Paint((0.93, 0.70, 0.36)),
 }
 
 
-# --- objects -------------------------------------------------------------------------------------------------------------
+# --- objects ---
 
 AKITA_BLACK_BOWL = Asset(
     "stable_scanned_objects/akita_black_bowl/akita_black_bowl.xml",
@@ -284,7 +285,7 @@ WINE_BOTTLE = Asset(
 )
 
 
-# --- fixtures ------------------------------------------------------------------------------------------------------------
+# --- fixtures ---
 
 
 def _drawer(level: str, region_z: float, centre_z: float) -> Part:
@@ -301,7 +302,9 @@ def _drawer(level: str, region_z: float, centre_z: float) -> Part:
     return Part(
         f"cabinet_{level}",
         shapes=(
-            slab("drawer_wood", (-0.1060, -0.0780, z - 0.0343), (0.1127, -0.0648, z + 0.0343)),
+            slab("dark_wood", (-0.1060, -0.0780, z - 0.0343), (0.1127, -0.0648, z + 0.0343), shown=False),
+            # Drawn smaller than it is: the dark joints between the fronts show that there are three drawers.
+            slab("drawer_wood", (-0.1020, -0.0780, z - 0.0305), (0.1087, -0.0648, z + 0.0305), solid=False),
             slab("dark_wood", (-0.1034, 0.0872, floor + 0.0003), (0.1101, 0.0943, z + 0.0326)),
             slab("dark_wood", (-0.1046, -0.0704, floor + 0.0008), (-0.0992, 0.0925, z + 0.0321)),
             slab("dark_wood", (0.1063, -0.0704, floor + 0.0008), (0.1114, 0.0925, z + 0.0321)),
@@ -392,16 +395,38 @@ FLAT_STOVE = Asset(
     radius=0.045,
 )
 
-# The shelves lean back by this angle, so that a bottle that is laid across them rolls against the lip at their lower edge.
-_SHELF = turn(x=31.3)
+# The shelves lean by this angle, so that a bottle laid across them rolls against the lip at their lower edge.
+_LEAN = 31.3
+_SHELF = turn(x=_LEAN)
+
+
+def _rack_shelf(y: float, z: float) -> tuple[Shape, ...]:
+    """
+    A leaning shelf: five slats on two rails are drawn, one board collides, and a lip keeps bottles from rolling off.
+
+    :param y: Centre of the board.
+    :param z: Centre of the board.
+    :return: The shapes.
+    """
+
+    def at(along: float, above: float = 0.0) -> Vec3:
+        cos, sin = math.cos(math.radians(_LEAN)), math.sin(math.radians(_LEAN))
+        return (0.0, y + along * cos - above * sin, z + along * sin + above * cos)
+
+    rail = at(0.0, -0.003)
+    return (
+        Box("rack_slat", at(0.0), _SHELF, shown=False, half=(0.1344, 0.0789, 0.0045)),
+        *(Box("rack_slat", at(0.0322 * i), _SHELF, solid=False, half=(0.1344, 0.0118, 0.0045)) for i in range(-2, 3)),
+        *(Box("red_wood", (x, *rail[1:]), _SHELF, solid=False, half=(0.010, 0.0785, 0.003)) for x in (-0.09, 0.09)),
+        Box("red_wood", at(-0.0749, 0.0095), _SHELF, half=(0.1322, 0.0015, 0.0087)),
+    )
+
 
 WINE_RACK = Asset(
     "turbosquid_objects/wine_rack/wine_rack.xml",
     shapes=(
-        Box("red_wood", (0.0, -0.0061, 0.2512), _SHELF, half=(0.1344, 0.0789, 0.0045)),
-        Box("red_wood", (0.0, -0.0427, 0.1273), _SHELF, half=(0.1344, 0.0789, 0.0045)),
-        Box("rack_edge", (0.0, -0.0752, 0.2204), _SHELF, half=(0.1322, 0.0015, 0.0087)),
-        Box("rack_edge", (0.0, -0.1095, 0.0971), _SHELF, half=(0.1322, 0.0015, 0.0087)),
+        *_rack_shelf(-0.0061, 0.2512),
+        *_rack_shelf(-0.0427, 0.1273),
         Box("red_wood", (0.0, 0.0089, 0.1703), turn(x=-15.8), half=(0.0120, 0.0085, 0.1617)),
         slab("red_wood", (-0.0900, -0.1240, -0.0200), (0.0900, 0.1290, 0.0111)),
     ),
@@ -409,16 +434,17 @@ WINE_RACK = Asset(
 )
 
 
-# --- rooms ---------------------------------------------------------------------------------------------------------------
+# --- rooms ---
 
 TABLETOP = Scene(
     "scenes/libero_tabletop_base_style.xml",
     floor="floor",
     wall="wall",
     walls=(
-        slab("wall", (-2.05, -3.0, 0.0), (-2.0, 3.0, 3.0), solid=False),
-        slab("wall", (-2.0, -3.05, 0.0), (3.0, -3.0, 3.0), solid=False),
-        slab("wall", (-2.0, 3.0, 0.0), (3.0, 3.05, 3.0), solid=False),
+        # Thin along their own z: MuJoCo lays a flat texture on x and y.
+        Box("wall", (-2.0, 0.0, 1.5), turn(y=90), solid=False, half=(1.5, 3.0, 0.02)),
+        Box("wall", (0.5, -3.0, 1.5), turn(x=90), solid=False, half=(2.5, 1.5, 0.02)),
+        Box("wall", (0.5, 3.0, 1.5), turn(x=90), solid=False, half=(2.5, 1.5, 0.02)),
     ),
     table="table",
     legs="table_leg",

@@ -53,7 +53,7 @@ def missing_files(folder: Path) -> list[str]:
 
 
 def _official() -> tuple[AssetsInfo | None, list[str]]:
-    tried = []
+    tried: list[str] = []
     for what, folder in official_locations():
         missing = missing_files(folder) if folder.is_dir() else []
         if folder.is_dir() and not missing:
@@ -73,7 +73,8 @@ def _say_embedded(tried: str) -> None:
 
 def resolve_assets(assets: str | os.PathLike[str] = "auto") -> AssetsInfo:
     """
-    :param assets: ``"auto"`` (official if found, else embedded, and says so once), ``"official"``, ``"embedded"``, or a folder.
+    :param assets: ``"auto"`` (official if found, else embedded, which it says once), ``"official"``, ``"embedded"``, or
+        a folder.
     :return: Which folder to load.
     :raises ValueError: If the official assets or the given folder are missing or incomplete.
     """
@@ -87,13 +88,14 @@ def resolve_assets(assets: str | os.PathLike[str] = "auto") -> AssetsInfo:
             _say_embedded("; ".join(tried))
             return AssetsInfo(embedded_assets(), "embedded")
         raise ValueError(
-            f"assets='official' but none found. Looked at: {'; '.join(tried)}. Set ${ENVIRONMENT_VARIABLE} to their folder, "
-            f"{_DOWNLOAD}, or use assets='embedded'."
+            f"assets='official' but none found. Looked at: {'; '.join(tried)}. "
+            f"Set ${ENVIRONMENT_VARIABLE} to their folder, {_DOWNLOAD}, or use assets='embedded'."
         )
     folder = Path(assets).expanduser()
     if not folder.is_dir():
         raise ValueError(
-            f"assets={str(assets)!r} is no folder. Give 'auto', 'official', 'embedded', or a folder laid out like LIBERO's assets."
+            f"assets={str(assets)!r} is no folder. "
+            "Give 'auto', 'official', 'embedded', or a folder laid out like LIBERO's assets."
         )
     missing = missing_files(folder)
     if missing:

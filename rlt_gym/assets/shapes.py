@@ -1,7 +1,8 @@
 """Primitive shapes of which every embedded asset is made, and how composite shapes break into boxes.
 
 Only boxes and cylinders reach MuJoCo: a box costs twelve triangles to draw, collides exactly, and gives several contact
-points where it rests on another box. Round things are therefore crossed boxes (:class:`Prism`) or rings of boxes (:class:`Ring`).
+points where it rests on another box. Round things are therefore crossed boxes (:class:`Prism`) or rings of boxes
+(:class:`Ring`).
 
 Lengths are metres, angles degrees, sizes are half sizes as in MJCF.
 """
@@ -152,7 +153,7 @@ class Cylinder(Shape):
 @dataclass(frozen=True)
 class Prism(Shape):
     """
-    An upright regular prism made of ``sides / 2`` boxes that cross at the axis. ``pos`` is the centre of its lower face.
+    An upright regular prism: ``sides / 2`` boxes that cross at the axis. ``pos`` is the centre of its lower face.
 
     :param apothem: Distance from the axis to a flat side.
     :param height: Height.
@@ -190,7 +191,7 @@ class Prism(Shape):
 @dataclass(frozen=True)
 class Ring(Shape):
     """
-    A wall around the z axis (cylinder or cone without lids), made of boxes that overlap at the corners so nothing slips through.
+    A wall around the z axis (cylinder or cone without lids): boxes that overlap, so that nothing slips through.
 
     :param low: (radius, z) of the middle of the wall at its lower edge.
     :param high: (radius, z) of the middle of the wall at its upper edge.
