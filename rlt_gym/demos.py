@@ -2,9 +2,9 @@
 Demonstrations on disk: LIBERO's (robomimic's) own HDF5 layout, so that official LIBERO files load with the same reader.
 
 One file per task. ``data.attrs["problem_info"]`` is JSON with ``language_instruction``, ``data.attrs["env_args"]`` is
-JSON. Each ``data/demo_i`` has ``actions (T, 7)`` and ``obs/{agentview_rgb, eye_in_hand_rgb, ee_states, gripper_states}``;
-row ``t`` is the observation *before* action ``t``. ``object_positions (T, n_obj, 3)`` is an addition of ours (targets of
-auxiliary losses and probes) and is absent in official files.
+JSON. Each ``data/demo_i`` has ``actions (T, 7)`` and ``obs/`` with ``agentview_rgb``, ``eye_in_hand_rgb``,
+``ee_states`` and ``gripper_states``; row ``t`` is the observation *before* action ``t``.
+``object_positions (T, n_obj, 3)`` is ours (targets of auxiliary losses and probes), not in official files.
 """
 
 import glob

@@ -195,6 +195,6 @@ def load_vla(vla: "str | os.PathLike[str] | FrozenVLA" = "mini", device: torch.d
         path = Path(vla)
         if path.suffix != ".safetensors":
             raise ValueError(
-                f"Unknown VLA {os.fspath(vla)!r}: allowed are 'mini', the path of a .safetensors file, or a FrozenVLA object."
+                f"Unknown VLA {os.fspath(vla)!r}: allowed are 'mini', the path of a .safetensors file, or a FrozenVLA."
             )
     return MiniVLA.load(path, device)

@@ -28,8 +28,8 @@ class TrainVLAConfig:
     :param output: ``.safetensors`` file to write; provenance goes beside it with suffix ``.json``.
     :param model: Architecture.
     :param steps: Gradient steps.
-    :param minutes: Wall-clock budget; the learning-rate schedule follows whichever of the two is nearer its end, so that
-        a slow machine still ends with a decayed rate. ``None`` = only ``steps`` count (needed for exact repetition).
+    :param minutes: Wall-clock budget; the learning-rate schedule follows whichever of the two is nearer its end, so
+        that a slow machine still ends with a decayed rate. ``None`` = only ``steps`` count (for exact repetition).
     :param batch_size: Rows per step.
     :param learning_rate: Peak rate of AdamW.
     :param warmup_steps: Linear warm-up.
@@ -157,8 +157,8 @@ class _Batches:
         if rng is not None:
             gain = 1 + config.brightness * rng.uniform(-1, 1, (len(rows), 1, 1, 1))
             bias = 2 * config.brightness * rng.uniform(-1, 1, (len(rows), 1, 1, 1))  # frames have unit scale about 0
-            gain, bias = (torch.as_tensor(x, dtype=torch.float32, device=self.device) for x in (gain, bias))
-            images = [image * gain + bias for image in images]
+            a, b = (torch.as_tensor(x, dtype=torch.float32, device=self.device) for x in (gain, bias))
+            images = [image * a + b for image in images]
         text = self.net.text_batch([data.instructions[task] for task in data.task[rows]])
         return (*images, torch.from_numpy(proprio).to(self.device), *text)
 

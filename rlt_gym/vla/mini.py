@@ -29,10 +29,10 @@ FORMAT = "rlt_gym.mini_vla/1"
 #: Every word of LIBERO's 130 instructions; other words fall into hash buckets.
 VOCABULARY = (
     "akita alphabet and at back basket bbq between black book both bottle bottom bowl box butter cabinet caddy center "
-    "cheese chocolate close compartment cookies cream drawer dressing from front frying in inside it juice ketchup layer "
-    "left microwave middle milk moka mug next of off on open orange pan pick place plate pot pots pudding push put rack "
-    "ramekin red right salad sauce shelf soup stack stove table the them to tomato top tray turn under up white wine "
-    "wooden yellow"
+    "cheese chocolate close compartment cookies cream drawer dressing from front frying in inside it juice ketchup "
+    "layer left microwave middle milk moka mug next of off on open orange pan pick place plate pot pots pudding push "
+    "put rack ramekin red right salad sauce shelf soup stack stove table the them to tomato top tray turn under up "
+    "white wine wooden yellow"
 ).split()
 _WORD_INDEX = {word: index for index, word in enumerate(VOCABULARY)}
 
@@ -160,7 +160,7 @@ class MiniVLANet(nn.Module):
         self.register_buffer("proprio_std", torch.ones(8))
         nn.init.zeros_(self.film.weight)
         nn.init.zeros_(self.film.bias)
-        self.to(memory_format=torch.channels_last)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(
         self,
@@ -280,8 +280,8 @@ class MiniVLA:
 
     def forward(self, obs: VLAObs, tasks: Sequence[str], *, seed: Sequence[int] | None = None) -> VLAOutput:
         """
-        :param obs: ``agentview`` and ``wrist`` uint8 (B, S, S, 3) as LIBERO gives them, S >= image_size (a multiple of it
-            pools exactly); ``state`` float32 (B, 8).
+        :param obs: ``agentview`` and ``wrist`` uint8 (B, S, S, 3) as LIBERO gives them, S >= image_size (a multiple
+            of it pools exactly); ``state`` float32 (B, 8).
         :param tasks: One instruction per row.
         :param seed: Not used: this policy is deterministic.
         :return: Tokens and chunk.
@@ -304,7 +304,8 @@ class MiniVLA:
         missing = [key for key in ("agentview", "wrist", "state") if key not in obs]
         if missing or isinstance(tasks, str):
             raise ValueError(
-                f"MiniVLA needs agentview, wrist and state and a list of instructions; got {sorted(obs)}, {type(tasks).__name__}."
+                f"MiniVLA needs agentview, wrist and state and a list of instructions; got {sorted(obs)} and "
+                f"{type(tasks).__name__}."
             )
         state = np.ascontiguousarray(obs["state"], dtype=np.float32)
         if state.shape != (len(tasks), 8):

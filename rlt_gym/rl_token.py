@@ -1,0 +1,413 @@
+"""
+The RL token: a frozen VLA's tokens squeezed into one vector (arXiv 2604.23073, eq. 1 and 2).
+
+Encoder, eq. (1): ``z_rl = g([z_1 .. z_M, e_rl])_{M+1}``, a transformer that reads a learned token appended last.
+Decoder, eq. (2): from ``[z_rl, sg(z_1) .. sg(z_{i-1})]`` a causal transformer and a linear head give back ``z_i``.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from rlt_gym.utils.files import atomic_write, write_json
+from rlt_gym.vla.base import TOKEN_KINDS, WEIGHTS_DIR, FrozenVLA, VLAOutput
+
+FORMAT = "rlt_gym.rl_token/1"
+
+
+@dataclass(frozen=True)
+class RLTokenConfig:
+    """
+    Architecture of encoder and decoder.
+
+    :param token_dim: Width H of the VLA's tokens.
+    :param max_tokens: Most valid tokens per observation.
+    :param z_dim: Width D of the RL token; ``None`` = the VLA's width, as in the paper.
+    :param width: Width of both transformers.
+    :param layers: Layers of each.
+    :param heads: Attention heads.
+    :param mlp_ratio: Hidden width of their MLPs, in widths.
+    :param kinds: Kinds of tokens that are read, ``("image",)`` for the paper's single-task setting, ``("all",)`` for
+        every valid token.
+    :param context_dropout: Probability that the decoder's view of an earlier token is blanked in training; with plain
+        teacher forcing it can copy from neighbours and ignore ``z_rl``. 0 = the paper.
+    """
+
+    token_dim: int
+    max_tokens: int = 1024
+    z_dim: int | None = None
+    width: int = 128
+    layers: int = 2
+    heads: int = 4
+    mlp_ratio: int = 2
+    kinds: tuple[str, ...] = ("all",)
+    context_dropout: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.z_dim is None:
+            object.__setattr__(self, "z_dim", self.token_dim)
+        object.__setattr__(self, "kinds", tuple(self.kinds))
+        for name in ("token_dim", "max_tokens", "z_dim", "width", "layers", "heads", "mlp_ratio"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"RLTokenConfig.{name} is {value!r}; it must be a positive integer.")
+        if self.width % self.heads:
+            raise ValueError(f"RLTokenConfig.width {self.width} must be a multiple of heads {self.heads}.")
+        allowed = {"all", *TOKEN_KINDS} - {"pad"}
+        if not self.kinds or not set(self.kinds) <= allowed:
+            raise ValueError(f"RLTokenConfig.kinds is {self.kinds!r}; it must be chosen from {sorted(allowed)}.")
+        if not 0 <= self.context_dropout <= 1:
+            raise ValueError(f"RLTokenConfig.context_dropout is {self.context_dropout}; it must be in [0, 1].")
+
+
+def select_tokens(output: VLAOutput, kinds: tuple[str, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Keep the valid tokens of the wanted kinds, moved to the front in their order, so that pads and holes change nothing.
+
+    :param output: What the VLA gave.
+    :param kinds: Wanted kinds, or ``("all",)``.
+    :return: Tokens float32 (B, N, H), zero where there is none, and mask bool (B, N); N = most tokens in a row.
+    :raises ValueError: If a row has no such token.
+    """
+    mask = output.mask
+    if "all" not in kinds:
+        wanted = torch.zeros_like(mask)
+        for kind in kinds:
+            wanted |= output.kind == TOKEN_KINDS[kind]
+        mask = mask & wanted
+    counts = mask.sum(dim=1)
+    if int(counts.min()) == 0:
+        raise ValueError(f"Row {int(counts.argmin())} has no valid token of the kinds {kinds}; choose other kinds.")
+    tokens = output.tokens
+    if bool((mask == mask[:1]).all()):  # the usual case: the same places in every row
+        tokens = tokens if bool(mask[0].all()) else tokens[:, mask[0]]
+        return tokens.detach().float(), mask[:, mask[0]]
+    order = torch.argsort(~mask, dim=1, stable=True)[:, : int(counts.max())]
+    mask = mask.gather(1, order)
+    tokens = tokens.detach().gather(1, order[..., None].expand(-1, -1, tokens.shape[2])).float()
+    return tokens * mask[..., None], mask
+
+
+class Layer(nn.Module):
+    """
+    Pre-norm transformer layer with optional masks.
+
+    :param width: Token width.
+    :param heads: Attention heads.
+    :param mlp_ratio: Hidden width of the MLP in token widths.
+    """
+
+    def __init__(self, width: int, heads: int, mlp_ratio: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key_value = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, mlp_ratio * width), nn.Linear(mlp_ratio * width, width)
+
+    def forward(
+        self, x: torch.Tensor, keys: torch.Tensor | None = None, causal: bool = False, last_only: bool = False
+    ) -> torch.Tensor:
+        """
+        :param x: (B, N, width).
+        :param keys: bool (B, N), True = may be attended to; ``None`` = all.
+        :param causal: Whether token i sees only tokens <= i.
+        :param last_only: Compute only the last token's output (the others are not needed after the last layer).
+        :return: (B, N, width), or (B, 1, width) with ``last_only``.
+        """
+        batch, _, width = x.shape
+        y = self.norm1(x)
+        x = x[:, -1:] if last_only else x
+        shape = (batch, -1, self.heads, width // self.heads)
+        q = self.query(y[:, -1:] if last_only else y).view(shape).transpose(1, 2)
+        k, v = (part.view(shape).transpose(1, 2) for part in self.key_value(y).chunk(2, dim=-1))
+        bias = None if keys is None else keys[:, None, None, :]
+        with torch.autocast(x.device.type, enabled=False):  # see rlt_gym.vla.mini.Block
+            a = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=bias, is_causal=causal)
+        x = x + self.out(a.transpose(1, 2).reshape(batch, -1, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class RLTokenEncoder(nn.Module):
+    """
+    Eq. (1): VLA tokens -> ``z_rl``.
+
+    :param config: Architecture.
+    :param vla_fingerprint: Fingerprint of the VLA whose tokens it reads, ``""`` = not bound to one.
+    :param vla_name: Name of that VLA, for messages.
+    """
+
+    token_mean: torch.Tensor
+    token_std: torch.Tensor
+
+    def __init__(self, config: RLTokenConfig, vla_fingerprint: str = "", vla_name: str = "") -> None:
+        super().__init__()
+        self.config = config
+        self.vla_fingerprint, self.vla_name = vla_fingerprint, vla_name
+        width = config.width
+        self.register_buffer("token_mean", torch.zeros(config.max_tokens, config.token_dim))
+        self.register_buffer("token_std", torch.ones(config.token_dim))
+        self.input = nn.Linear(config.token_dim, width)
+        self.position = nn.Parameter(0.02 * torch.randn(config.max_tokens, width))
+        self.e_rl = nn.Parameter(0.02 * torch.randn(width))
+        self.layers = nn.ModuleList(Layer(width, config.heads, config.mlp_ratio) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, self.z_dim)
+
+    @property
+    def z_dim(self) -> int:
+        """Width D of ``z_rl``."""
+        return int(self.config.z_dim or self.config.token_dim)
+
+    def set_statistics(self, mean: torch.Tensor, std: torch.Tensor) -> None:
+        """
+        :param mean: Mean of the tokens, (H,) or per place (N, H), N <= max_tokens; most of a token's size is its place's
+            constant, which says nothing about the observation.
+        :param std: Standard deviation from that mean per channel, (H,); a floor keeps dead channels from exploding.
+        """
+        mean = mean.expand(self.config.max_tokens, -1) if mean.dim() == 1 else mean
+        self.token_mean.zero_()[: len(mean)].copy_(mean)
+        self.token_std.copy_(std.clamp_min(1e-2 * float(std.mean()) + 1e-6))
+
+    def standardize(self, tokens: torch.Tensor) -> torch.Tensor:
+        """
+        :param tokens: (B, N, H) as the VLA gives them.
+        :return: Standardised, no gradient: eq. (2)'s stop-gradient targets.
+        :raises ValueError: If there are more tokens than ``max_tokens``.
+        """
+        count, limit = tokens.shape[1], self.config.max_tokens
+        if count > limit:
+            raise ValueError(f"{count} tokens, but this RL-token encoder was built for max_tokens={limit}.")
+        return ((tokens.detach().float() - self.token_mean[:count]) / self.token_std).clamp(-10, 10)
+
+    def encode(self, z: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """
+        :param z: Standardised tokens (B, N, H), valid ones first.
+        :param mask: bool (B, N), ``None`` = all valid.
+        :return: ``z_rl`` (B, D), normalised to zero mean and unit variance over its D numbers.
+        """
+        batch, count = z.shape[:2]
+        x = self.input(z).float() + self.position[:count]
+        x = torch.cat([x, self.e_rl.expand(batch, 1, -1)], dim=1)
+        keys = None
+        if mask is not None and not bool(mask.all()):
+            keys = F.pad(mask, (0, 1), value=True)
+        for number, layer in enumerate(self.layers, 1):
+            x = layer(x, keys, last_only=number == len(self.layers))
+        return F.layer_norm(self.output(self.norm(x[:, 0])).float(), (self.z_dim,))
+
+    def forward(self, output: VLAOutput) -> torch.Tensor:
+        """
+        :param output: What the VLA gave for B observations; any bool mask.
+        :return: ``z_rl``, float32 (B, D).
+        """
+        if output.tokens.shape[-1] != self.config.token_dim:
+            raise ValueError(
+                f"Tokens have width {output.tokens.shape[-1]}; this encoder reads {self.config.token_dim}."
+            )
+        tokens, mask = select_tokens(output, self.config.kinds)
+        return self.encode(self.standardize(tokens), mask)
+
+    def check_vla(self, vla: FrozenVLA) -> None:
+        """
+        :param vla: The VLA it shall be used with.
+        :raises ValueError: If it was trained on another VLA's tokens.
+        """
+        if self.config.token_dim != vla.spec.token_dim:
+            raise ValueError(
+                f"The RL token reads tokens of width {self.config.token_dim}, but the VLA {vla.spec.name!r} gives "
+                f"{vla.spec.token_dim}. Train one for this VLA with `rlt pretrain-token`."
+            )
+        if self.vla_fingerprint and self.vla_fingerprint != vla.fingerprint():
+            raise ValueError(
+                f"The RL token belongs to the VLA {self.vla_name!r} with fingerprint {self.vla_fingerprint[:12]}..., "
+                f"not to {vla.spec.name!r} with {vla.fingerprint()[:12]}...: its features would mean nothing. Load "
+                "that VLA, or train a token for this one with `rlt pretrain-token`."
+            )
+
+
+class RLTokenDecoder(nn.Module):
+    """
+    Eq. (2): teacher-forced reconstruction of the tokens from ``z_rl`` and the tokens before.
+
+    :param config: Architecture (shared with the encoder).
+    """
+
+    def __init__(self, config: RLTokenConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.input_z = nn.Linear(int(config.z_dim or config.token_dim), width)
+        self.input = nn.Linear(config.token_dim, width)
+        self.blank = nn.Parameter(0.02 * torch.randn(width))
+        self.position = nn.Parameter(0.02 * torch.randn(config.max_tokens, width))
+        self.layers = nn.ModuleList(Layer(width, config.heads, config.mlp_ratio) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, config.token_dim)
+
+    def forward(
+        self,
+        z_rl: torch.Tensor,
+        z: torch.Tensor,
+        context_dropout: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> torch.Tensor:
+        """
+        :param z_rl: (B, D).
+        :param z: Standardised tokens (B, N, H), valid ones first (what follows a valid token cannot reach it, so pads
+            at the end need no mask).
+        :param context_dropout: Probability that an earlier token is blanked.
+        :param generator: Source of that randomness.
+        :return: Reconstruction (B, N, H); row i depends on ``z_rl`` and tokens < i only.
+        """
+        batch, count = z.shape[:2]
+        context = self.input(z[:, :-1].detach()).float()
+        if context_dropout > 0:
+            drop = torch.rand(batch, count - 1, 1, generator=generator, device=z.device) < context_dropout
+            context = torch.where(drop, self.blank, context)
+        x = torch.cat([self.input_z(z_rl).float()[:, None], context], dim=1) + self.position[:count]
+        for layer in self.layers:
+            x = layer(x, causal=True)
+        return self.head(self.norm(x))
+
+
+def reconstruction_loss(prediction: torch.Tensor, z: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    """
+    L_ro of eq. (2).
+
+    :param prediction: (B, N, H).
+    :param z: Targets (B, N, H); no gradient flows into them.
+    :param mask: bool (B, N).
+    :return: ``mean``: squared error averaged over valid tokens and channels (what is minimised); ``sum``: the paper's
+        form, summed over tokens and channels, averaged over the batch.
+    """
+    error = (prediction.float() - z.detach()).square() * mask[..., None]
+    total = error.sum()
+    return {"mean": total / (mask.sum() * z.shape[-1]), "sum": total / len(z)}
+
+
+def save_rl_token(
+    path: str | os.PathLike[str],
+    encoder: RLTokenEncoder,
+    decoder: RLTokenDecoder | None = None,
+    provenance: dict[str, Any] | None = None,
+) -> None:
+    """
+    Write encoder (and decoder) as float16 safetensors with architecture and VLA fingerprint, provenance as JSON beside.
+
+    :param path: A name that ends in ``.safetensors``.
+    :param encoder: The encoder.
+    :param decoder: The decoder, if it shall be kept for further training.
+    :param provenance: How it was trained.
+    :raises ValueError: If the name ends otherwise.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(f"RL-token weights must be written to a .safetensors file, not {path}.")
+    state = {f"encoder.{key}": value for key, value in encoder.state_dict().items()}
+    if decoder is not None:
+        state |= {f"decoder.{key}": value for key, value in decoder.state_dict().items()}
+    metadata = {
+        "format": FORMAT,
+        "config": json.dumps(asdict(encoder.config)),
+        "vla_fingerprint": encoder.vla_fingerprint,
+        "vla_name": encoder.vla_name,
+    }
+    with atomic_write(path) as temporary:
+        save_file({k: v.detach().cpu().half().contiguous() for k, v in state.items()}, temporary, metadata=metadata)
+    write_json(path.with_suffix(".json"), {**(provenance or {}), "vla_fingerprint": encoder.vla_fingerprint})
+
+
+def load_rl_token(
+    rl_token: "str | os.PathLike[str] | RLTokenEncoder" = "auto",
+    vla: FrozenVLA | None = None,
+    device: torch.device | str = "cpu",
+) -> RLTokenEncoder:
+    """
+    Get a frozen RL-token encoder.
+
+    :param rl_token: ``"auto"`` (the shipped weights that belong to ``vla``), a ``.safetensors`` path, or an encoder.
+    :param vla: The VLA it shall be used with; its fingerprint is compared.
+    :param device: Where it shall run.
+    :return: The encoder in evaluation mode, without gradients.
+    :raises ValueError: If the file is missing, damaged, or belongs to another VLA.
+    """
+    if isinstance(rl_token, RLTokenEncoder):
+        encoder = rl_token
+    elif isinstance(rl_token, str | os.PathLike):
+        path = _find_shipped(vla) if rl_token == "auto" else Path(rl_token)
+        encoder = _read(path)
+        if vla is not None and encoder.vla_fingerprint and encoder.vla_fingerprint != vla.fingerprint():
+            try:
+                encoder.check_vla(vla)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from None
+    else:
+        raise ValueError(
+            f"rl_token is a {type(rl_token).__name__}; it must be 'auto', a .safetensors path or an RLTokenEncoder."
+        )
+    if vla is not None:
+        encoder.check_vla(vla)
+    return encoder.to(device).eval().requires_grad_(False)
+
+
+def _read(path: Path) -> RLTokenEncoder:
+    advice = "train one with `rlt pretrain-token`, or name another file."
+    if not path.is_file():
+        raise ValueError(f"There are no RL-token weights at {path}; {advice}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            names = [key for key in file.keys() if key.startswith("encoder.")]
+            state = {key.removeprefix("encoder."): file.get_tensor(key).float() for key in names}
+        if metadata.get("format") != FORMAT:
+            raise KeyError(f"format is {metadata.get('format')!r}, not {FORMAT!r}")
+        config = RLTokenConfig(**json.loads(metadata["config"]))
+        encoder = RLTokenEncoder(config, metadata["vla_fingerprint"], metadata["vla_name"])
+        encoder.load_state_dict(state)
+    except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as RL-token weights ({error}); {advice}") from error
+    return encoder
+
+
+def _shipped() -> Iterator[tuple[Path, dict[str, str]]]:
+    for path in sorted(WEIGHTS_DIR.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+        except (SafetensorError, OSError):
+            continue
+        if metadata.get("format") == FORMAT:
+            yield path, metadata
+
+
+def _find_shipped(vla: FrozenVLA | None) -> Path:
+    if vla is None:
+        raise ValueError("rl_token='auto' needs a VLA to choose the weights for; give vla= or a .safetensors path.")
+    known = []
+    for path, metadata in _shipped():
+        if metadata.get("vla_fingerprint") == vla.fingerprint():
+            return path
+        known.append(f"{path.name} (for {metadata.get('vla_name')!r})")
+    raise ValueError(
+        f"No shipped RL token belongs to the VLA {vla.spec.name!r} with fingerprint {vla.fingerprint()[:12]}...; "
+        f"shipped are: {', '.join(known) or 'none'}. Train one with `rlt pretrain-token` and give its path."
+    )
+
+
+def count_parameters(*modules: nn.Module) -> int:
+    """
+    :param modules: Any modules.
+    :return: Number of their parameters.
+    """
+    return sum(math.prod(p.shape) for module in modules for p in module.parameters())

@@ -1,0 +1,222 @@
+"""RLToken-LIBERO-v0: LIBERO seen through a frozen VLA, as a small continuous-control task."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space
+
+if TYPE_CHECKING:
+    import os
+
+    from rlt_gym.libero.env import SingleEnv
+    from rlt_gym.rl_token import RLTokenEncoder
+    from rlt_gym.vla.base import FrozenVLA
+
+
+class RLTokenVectorEnv(VectorWrapper):
+    """
+    Replaces the pictures of a raw vector environment by what stage 2 of the RL-token method reads: ``z_rl`` (D,),
+    ``vla_ref`` (C, 7), the first C actions of the VLA's chunk, and raw ``proprio`` (8,), all float32.
+
+    VLA and encoder run once per vector step, on one batch that holds the N observations and the final observations of
+    the episodes that ended in this step. Actions, rewards and infos pass through. The mode of autoreset is the raw
+    environment's (``SAME_STEP`` or ``DISABLED``).
+
+    :param env: Raw environment with observation ``agentview``, ``wrist``, ``proprio``, action (C, 7), and
+        ``instruction``, ``init_index``, ``episode_steps`` in its infos, e.g. ``LIBERO-v0``.
+    :param vla: The frozen VLA.
+    :param encoder: The RL-token encoder that was trained on this VLA's tokens.
+    :param device: Where both run.
+    :raises ValueError: If VLA, encoder and environment do not fit together.
+    """
+
+    def __init__(self, env: VectorEnv, vla: "FrozenVLA", encoder: "RLTokenEncoder", device: str = "cpu") -> None:
+        from rlt_gym.rl_token import load_rl_token
+        from rlt_gym.vla.base import load_vla
+
+        single = env.single_observation_space
+        missing = {"agentview", "wrist", "proprio"} - set(single.keys() if isinstance(single, spaces.Dict) else ())
+        if missing:
+            raise ValueError(
+                f"The raw environment's observations lack {sorted(missing)}; use LIBERO-v0 or one like it."
+            )
+        shape = env.single_action_space.shape
+        if shape is None or len(shape) != 2 or shape[1] != 7:
+            raise ValueError(f"The raw environment's action has shape {shape}; it must be (chunk_length, 7).")
+        mode = env.metadata.get("autoreset_mode")
+        if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
+            raise ValueError(f"The raw environment's autoreset_mode is {mode}; it must be SAME_STEP or DISABLED.")
+        self.chunk_length = check_chunk_length(shape[0], load_vla(vla))
+        super().__init__(env)
+        self.vla = load_vla(vla, device)
+        self.encoder = load_rl_token(encoder, self.vla, device)
+        self.device = device
+        assert isinstance(single, spaces.Dict)
+        self.single_observation_space = spaces.Dict(
+            {
+                # z_rl is normalised over its D numbers, so none of them can exceed sqrt(D)
+                "z_rl": spaces.Box(-np.inf, np.inf, (self.encoder.z_dim,), np.float32),
+                "vla_ref": spaces.Box(-1.0, 1.0, shape, np.float32),
+                "proprio": single["proprio"],
+            }
+        )
+        self.single_action_space = spaces.Box(-1.0, 1.0, shape, np.float32)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        # what the last info of each env said; a partial reset reports on some envs only
+        self._instruction = [""] * self.num_envs
+        self._seed_key = np.zeros((self.num_envs, 2), dtype=np.int64)
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """
+        :param seed: As the raw environment takes it.
+        :param options: As the raw environment takes them, e.g. ``reset_mask``.
+        :return: Observations and infos of all environments.
+        """
+        obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        self._remember(infos)
+        return self._features([obs], self._instruction, self._seed_key), infos
+
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """
+        :param actions: Chunks (N, C, 7) in environment units; values beyond [-1, 1] are clipped by the raw environment.
+        :return: Observations, rewards (sum over the executed steps), terminations, truncations, infos; ``final_obs``
+            holds observations of this environment's form.
+        :raises ValueError: If the shape is wrong or a value is NaN or infinite; nothing has been executed then.
+        """
+        actions = np.asarray(actions, dtype=np.float32)
+        if actions.shape != self.action_space.shape:
+            raise ValueError(f"actions has shape {actions.shape}; it must be {self.action_space.shape}.")
+        if not np.all(np.isfinite(actions)):
+            bad = sorted({int(row) for row in np.argwhere(~np.isfinite(actions))[:, 0]})
+            raise ValueError(f"actions has NaN or infinite values for environments {bad}; nothing was executed.")
+        obs, rewards, terminations, truncations, infos = self.env.step(actions)
+        ended = [i for i in range(self.num_envs) if "final_obs" in infos and infos["_final_obs"][i]]
+        final = [infos["final_obs"][i] for i in ended]
+        final_info = infos.get("final_info", {})
+        # an ended episode's own instruction and step count, before its successor's replace them
+        tasks, keys = list(self._instruction), self._seed_key.copy()
+        _read_infos(final_info, tasks, keys)
+        ended_tasks, ended_keys = [tasks[i] for i in ended], keys[ended]
+        self._remember(infos)
+        batches: list[Mapping[str, np.ndarray]] = [obs]
+        if ended:
+            batches.append({key: np.stack([row[key] for row in final]) for key in ("agentview", "wrist", "proprio")})
+        all_features = self._features(
+            batches, self._instruction + ended_tasks, np.concatenate([self._seed_key, ended_keys])
+        )
+        features = {key: value[: self.num_envs] for key, value in all_features.items()}
+        if ended:
+            features = {key: value.copy() for key, value in features.items()}
+            rows = np.full(self.num_envs, None, dtype=object)
+            for offset, i in enumerate(ended):
+                rows[i] = {key: value[self.num_envs + offset].copy() for key, value in all_features.items()}
+            infos = {**infos, "final_obs": rows}
+        return features, rewards, terminations, truncations, infos
+
+    def _remember(self, infos: Mapping[str, Any]) -> None:
+        _read_infos(infos, self._instruction, self._seed_key)
+
+    def _features(
+        self, batches: Sequence[Mapping[str, np.ndarray]], tasks: Sequence[str], seed_keys: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """One forward pass over all rows of ``batches``; the arrays are new ones."""
+        joined = {key: np.concatenate([batch[key] for batch in batches]) for key in ("agentview", "wrist", "proprio")}
+        proprio = joined.pop("proprio").astype(np.float32)
+        seeds = [int(np.random.SeedSequence(key.tolist()).generate_state(1)[0]) for key in np.maximum(seed_keys, 0)]
+        output = self.vla.forward({**joined, "state": proprio}, list(tasks), seed=seeds).check(
+            self.vla.spec, len(tasks)
+        )
+        z_rl = self.encoder(output)
+        chunk = output.chunk[:, : self.chunk_length]
+        return {
+            "z_rl": z_rl.float().cpu().numpy().copy(),
+            "vla_ref": chunk.cpu().numpy().copy(),
+            "proprio": proprio.copy(),
+        }
+
+
+def _read_infos(infos: Mapping[str, Any], tasks: list[str], seed_keys: np.ndarray) -> None:
+    """Copy instruction and (init_index, episode_steps) of the environments that ``infos`` speaks about."""
+    if "instruction" not in infos:
+        return
+    present = infos.get("_instruction", np.ones(len(tasks), dtype=bool))
+    for i in np.flatnonzero(present):
+        tasks[i] = str(infos["instruction"][i])
+        seed_keys[i] = (infos["init_index"][i], infos["episode_steps"][i])
+
+
+def check_chunk_length(chunk_length: int, vla: "FrozenVLA") -> int:
+    """
+    :param chunk_length: Wanted length C in control steps.
+    :param vla: The VLA whose chunk must be at least as long.
+    :return: ``chunk_length``.
+    :raises ValueError: If it is no integer in 1..horizon.
+    """
+    integer = isinstance(chunk_length, int | np.integer) and not isinstance(chunk_length, bool)
+    if not integer or not 1 <= chunk_length <= vla.spec.horizon:
+        raise ValueError(
+            f"chunk_length is {chunk_length!r}; with the VLA {vla.spec.name!r} it must be an integer from 1 to its "
+            f"horizon {vla.spec.horizon}."
+        )
+    return int(chunk_length)
+
+
+def make_rl_token_vec(
+    num_envs: int = 1,
+    suite: str = "libero_goal",
+    task_ids: Sequence[int] | None = None,
+    chunk_length: int = 8,
+    vla: "str | os.PathLike[str] | FrozenVLA" = "mini",
+    rl_token: "str | os.PathLike[str] | RLTokenEncoder" = "auto",
+    device: str = "cpu",
+    **raw_env_kwargs: Any,
+) -> RLTokenVectorEnv:
+    """
+    Entry point of ``gymnasium.make_vec("RLToken-LIBERO-v0", ...)``.
+
+    :param num_envs: Number of simulators.
+    :param suite: LIBERO suite.
+    :param task_ids: Tasks of the suite, ``None`` = all.
+    :param chunk_length: Control steps per action, at most the VLA's horizon.
+    :param vla: ``"mini"``, a ``.safetensors`` path, or a FrozenVLA.
+    :param rl_token: ``"auto"``, a ``.safetensors`` path, or an encoder.
+    :param device: Where VLA and encoder run.
+    :param raw_env_kwargs: Further arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv`.
+    :return: The environment.
+    :raises ValueError: If an argument is wrong; no process has been started then.
+    """
+    from rlt_gym.libero.vector_env import LiberoVectorEnv
+    from rlt_gym.rl_token import load_rl_token
+    from rlt_gym.vla.base import load_vla
+
+    loaded = load_vla(vla, device)
+    encoder = load_rl_token(rl_token, loaded, device)
+    check_chunk_length(chunk_length, loaded)
+    env = LiberoVectorEnv(
+        num_envs=num_envs, suite=suite, task_ids=task_ids, chunk_length=chunk_length, **raw_env_kwargs
+    )
+    try:
+        return RLTokenVectorEnv(env, loaded, encoder, device)
+    except BaseException:
+        env.close()
+        raise
+
+
+def make_rl_token(**kwargs: Any) -> "SingleEnv":
+    """
+    Entry point of ``gymnasium.make("RLToken-LIBERO-v0")``.
+
+    :param kwargs: Arguments of :func:`make_rl_token_vec` without ``num_envs``.
+    :return: One environment; it is reset by its user.
+    """
+    from rlt_gym.libero.env import SingleEnv
+
+    return SingleEnv(make_rl_token_vec(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **kwargs))
