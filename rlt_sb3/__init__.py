@@ -1,0 +1,26 @@
+"""Stable-Baselines3 plug-in: the RLT algorithm and the bridge from Gymnasium vector environments."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlt_sb3.common.buffers import ChunkReplayBuffer
+    from rlt_sb3.common.vec_env import GymnasiumVecEnv
+    from rlt_sb3.rlt import RLT, RLTPolicy
+
+__all__ = ["RLT", "ChunkReplayBuffer", "GymnasiumVecEnv", "RLTPolicy"]
+
+_MODULES = {
+    "ChunkReplayBuffer": "rlt_sb3.common.buffers",
+    "GymnasiumVecEnv": "rlt_sb3.common.vec_env",
+    "RLT": "rlt_sb3.rlt",
+    "RLTPolicy": "rlt_sb3.rlt",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # imported on first use: `rlt --help` needs neither torch nor Stable-Baselines3
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_MODULES[name]), name)

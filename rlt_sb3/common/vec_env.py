@@ -1,0 +1,271 @@
+"""Bridge from a Gymnasium ``VectorEnv`` to the ``VecEnv`` of Stable-Baselines3."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+#: Keys that a SAME_STEP vector env adds to ``infos`` for the sub-environments that just finished
+_FINAL_KEYS = frozenset({"final_obs", "final_info", "_final_obs", "_final_info"})
+
+
+class GymnasiumVecEnv(VecEnv):
+    """
+    Makes any Gymnasium ``VectorEnv`` in ``SAME_STEP`` mode usable by Stable-Baselines3.
+
+    Stable-Baselines3 asks a ``VecEnv`` to reset a finished sub-environment inside the same step, to return the
+    observation after that reset, and to put the last observation of the finished episode in
+    ``info["terminal_observation"]``. ``AutoresetMode.SAME_STEP`` is the one Gymnasium mode with that meaning;
+    ``NEXT_STEP`` would store a made-up transition (ignored action, reward 0) after every episode.
+
+    No episode statistics are kept here: wrap the result in
+    ``stable_baselines3.common.vec_env.VecMonitor(venv, info_keywords=("is_success",))``.
+
+    :param env: vector environment whose ``metadata["autoreset_mode"]`` is ``AutoresetMode.SAME_STEP``,
+        with a flat observation space (``Box``, ... or a ``Dict`` of them)
+    :raises TypeError: if ``env`` is no ``VectorEnv``
+    :raises ValueError: if the autoreset mode is not SAME_STEP or the observation space is nested
+    """
+
+    def __init__(self, env: VectorEnv):
+        if not isinstance(env, VectorEnv):
+            raise TypeError(
+                f"GymnasiumVecEnv needs a gymnasium.vector.VectorEnv but got {type(env).__name__}: "
+                "make one with gymnasium.make_vec(id, num_envs=n)."
+            )
+        mode = (env.metadata or {}).get("autoreset_mode")
+        if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.SAME_STEP.value):
+            raise ValueError(
+                f"GymnasiumVecEnv needs a vector env with autoreset mode {AutoresetMode.SAME_STEP} but got {mode!r}: "
+                "build it with autoreset_mode=AutoresetMode.SAME_STEP."
+            )
+        space = env.single_observation_space
+        subspaces = space.spaces.values() if isinstance(space, spaces.Dict) else ()
+        if isinstance(space, spaces.Tuple) or any(isinstance(sub, spaces.Dict | spaces.Tuple) for sub in subspaces):
+            raise ValueError(
+                f"Nested observation spaces are not supported by Stable-Baselines3, got {space}: flatten it."
+            )
+        # before super().__init__(), which asks for the attribute `render_mode`
+        self.env = env
+        self._actions: np.ndarray | None = None
+        self._closed = False
+        super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
+
+    @property
+    def spec(self) -> Any:
+        """Gymnasium's ``EnvSpec``, or None (``VecMonitor`` writes its id in the header of the CSV file)."""
+        return getattr(self.env.unwrapped, "spec", None)
+
+    def reset(self) -> VecEnvObs:
+        """
+        Reset all sub-environments. Seeds and options given by ``seed()`` and ``set_options()`` are passed once.
+
+        :return: first observations, batched; the infos are in ``self.reset_infos``
+        """
+        seeds = (
+            None if all(seed is None for seed in self._seeds) else [None if s is None else int(s) for s in self._seeds]
+        )
+        options = self._options[0] if self._options else {}
+        if any(other != options for other in self._options):
+            raise ValueError(
+                "A Gymnasium vector env takes one options dict for all sub-environments, got different ones."
+            )
+        obs, infos = self.env.reset(seed=seeds, options=options or None)  # type: ignore[arg-type]
+        self.reset_infos = [self._info_of(infos, index) for index in range(self.num_envs)]
+        self._reset_seeds()
+        self._reset_options()
+        return self._copy_obs(obs)
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """
+        Keep the actions until ``step_wait``.
+
+        :param actions: one action per sub-environment, shape (num_envs, *action_space.shape)
+        """
+        self._actions = actions
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """
+        Run one vector step.
+
+        :return: observations (after the reset for finished sub-environments), rewards float32 (num_envs,),
+            dones bool (num_envs,), list of info dicts
+        :raises RuntimeError: if the vector env does not return ``final_obs`` / ``final_info`` for a finished episode
+        """
+        actions, self._actions = self._actions, None
+        if actions is None:
+            raise RuntimeError("step_wait() was called before step_async(actions).")
+        obs, rewards, terminations, truncations, infos = self.env.step(actions)
+        dones = np.logical_or(terminations, truncations)
+        info_list: list[dict[str, Any]] = []
+        for index in range(self.num_envs):
+            info = self._info_of(infos, index)
+            if dones[index]:
+                # In SAME_STEP mode the top-level keys already belong to the next episode
+                self.reset_infos[index] = info
+                info = self._final_info(infos, index)
+                info["terminal_observation"] = self._final_obs(infos, index)
+            # Gymnasium allows both flags at once; for bootstrapping the termination decides
+            info["TimeLimit.truncated"] = bool(truncations[index] and not terminations[index])
+            info_list.append(info)
+        return self._copy_obs(obs), np.array(rewards, dtype=np.float32), np.array(dones, dtype=bool), info_list
+
+    def close(self) -> None:
+        """Close the vector env (once)."""
+        if not self._closed:
+            self._closed = True
+            self.env.close()
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """
+        Attribute of the vector env (the same value for every index), otherwise of the sub-environments if the
+        vector env gives access to them (``get_attr``).
+
+        :param attr_name: name of the attribute
+        :param indices: which sub-environments; all by default
+        :return: one value per index
+        :raises AttributeError: if neither has it
+        """
+        chosen = list(self._get_indices(indices))
+        for level in (self.env, self.env.unwrapped):
+            if hasattr(level, attr_name):
+                return [getattr(level, attr_name)] * len(chosen)
+        getter = getattr(self.env.unwrapped, "get_attr", None)
+        if getter is None:
+            raise AttributeError(f"{type(self.env.unwrapped).__name__} has no attribute {attr_name!r}.")
+        values = getter(attr_name)
+        return [values[index] for index in chosen]
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """
+        Set an attribute of the vector env if it has one of that name, otherwise of the sub-environments.
+
+        :param attr_name: name of the attribute
+        :param value: new value
+        :param indices: which sub-environments; must be all of them for an attribute of the vector env
+        :raises ValueError: if ``indices`` is a part only, which a vector env cannot do
+        """
+        if sorted(self._get_indices(indices)) != list(range(self.num_envs)):
+            raise ValueError(f"set_attr({attr_name!r}) works on all {self.num_envs} sub-environments, got {indices}.")
+        for level in (self.env, self.env.unwrapped):
+            if hasattr(level, attr_name):
+                setattr(level, attr_name, value)
+                return
+        setter = getattr(self.env.unwrapped, "set_attr", None)
+        if setter is None:
+            raise AttributeError(f"{type(self.env.unwrapped).__name__} has no attribute {attr_name!r}.")
+        setter(attr_name, value)
+
+    def env_method(self, method_name: str, *method_args, indices: VecEnvIndices = None, **method_kwargs) -> list[Any]:
+        """
+        Call a method: of every sub-environment if the vector env can (``call``), otherwise of the vector env itself.
+
+        :param method_name: name of the method
+        :param indices: whose results to return; the call is made for all sub-environments
+        :return: one result per index
+        """
+        chosen = list(self._get_indices(indices))
+        method = getattr(self.env, method_name, None) or getattr(self.env.unwrapped, method_name, None)
+        if callable(method):
+            return [method(*method_args, **method_kwargs)] * len(chosen)
+        call = getattr(self.env.unwrapped, "call", None)
+        if call is None:
+            raise AttributeError(f"{type(self.env.unwrapped).__name__} has no method {method_name!r}.")
+        results = call(method_name, *method_args, **method_kwargs)
+        return [results[index] for index in chosen]
+
+    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
+        """
+        Always False: wrappers of single environments cannot be seen through a vector env.
+
+        :param wrapper_class: not used
+        :param indices: which sub-environments
+        :return: one False per index
+        """
+        return [False for _ in self._get_indices(indices)]
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """
+        :return: one RGB picture (H, W, 3) per sub-environment; None where there is none
+        """
+        frames: Any = self.env.render()
+        if frames is None:
+            return [None] * self.num_envs
+        return list(frames)
+
+    def _copy_obs(self, obs: Any) -> VecEnvObs:
+        # fresh arrays: SB3 keeps `_last_obs` while the env may go on writing to a shared buffer
+        if isinstance(self.observation_space, spaces.Dict):
+            return {key: np.array(obs[key]) for key in self.observation_space.spaces}
+        return np.array(obs)
+
+    def _info_of(self, infos: Mapping[str, Any], index: int) -> dict[str, Any]:
+        return _unbatch(infos, index, self.num_envs, skip=_FINAL_KEYS)
+
+    def _final_info(self, infos: Mapping[str, Any], index: int) -> dict[str, Any]:
+        final = _present(infos, "final_info", index)
+        if isinstance(final, Mapping):
+            return _unbatch(final, index, self.num_envs)
+        if final is not None and final[index] is not None:  # older layout: one dict per sub-environment
+            return dict(final[index])
+        raise RuntimeError(_missing("final_info", index))
+
+    def _final_obs(self, infos: Mapping[str, Any], index: int) -> Any:
+        final = _present(infos, "final_obs", index)
+        if isinstance(final, Mapping):  # batched dict, as `VectorEnv._add_info` builds it
+            value: Any = {key: final[key][index] for key in final if not key.startswith("_")}
+        else:
+            value = None if final is None else final[index]
+        if value is None:
+            raise RuntimeError(_missing("final_obs", index))
+        if isinstance(self.observation_space, spaces.Dict):
+            return {key: np.array(value[key], dtype=sub.dtype) for key, sub in self.observation_space.spaces.items()}
+        return np.array(value, dtype=self.observation_space.dtype)
+
+
+def _missing(key: str, index: int) -> str:
+    return (
+        f"Sub-environment {index} finished an episode but infos[{key!r}] has nothing for it. "
+        "A SAME_STEP vector env must return it; without it the value of the last state cannot be learned."
+    )
+
+
+def _present(infos: Mapping[str, Any], key: str, index: int) -> Any:
+    """Value of ``infos[key]``, or None if the key is absent or masked out for this sub-environment."""
+    mask = infos.get("_" + key)
+    if key not in infos or (mask is not None and not mask[index]):
+        return None
+    return infos[key]
+
+
+def _unbatch(infos: Mapping[str, Any], index: int, num_envs: int, skip: Iterable[str] = ()) -> dict[str, Any]:
+    """
+    Take one sub-environment's dict out of Gymnasium's vector info (dict of arrays, ``_key`` masks, nested dicts).
+
+    :param infos: vector info
+    :param index: which sub-environment
+    :param num_envs: how many there are
+    :param skip: keys to leave out
+    :return: the info dict of that sub-environment; NumPy scalars as Python scalars, arrays copied
+    """
+    info: dict[str, Any] = {}
+    for key, value in infos.items():
+        if key in skip or (key.startswith("_") and key[1:] in infos):
+            continue
+        mask = infos.get("_" + key)
+        if mask is not None and not mask[index]:
+            continue
+        if isinstance(value, Mapping):
+            info[key] = _unbatch(value, index, num_envs)
+            continue
+        if isinstance(value, np.ndarray | list | tuple) and len(value) == num_envs:
+            value = value[index]
+        if isinstance(value, np.generic):
+            value = value.item()
+        info[key] = value.copy() if isinstance(value, np.ndarray) else value
+    return info

@@ -1,0 +1,595 @@
+"""The RLT algorithm: chunked TD3 that starts at a frozen VLA and stays near it."""
+
+import pathlib
+import warnings
+from collections import deque
+from io import BufferedIOBase
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch as th
+
+# Loaded here on purpose: torch imports it lazily when the first optimizer is made, which crashes the interpreter if
+# that happens after software OpenGL (OSMesa) has been loaded into the same process.
+import torch._dynamo
+from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import (
+    DictReplayBufferSamples,
+    GymEnv,
+    MaybeCallback,
+    RolloutReturn,
+    Schedule,
+    TrainFreq,
+)
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.td3.td3 import TD3
+
+from rlt_sb3.common.buffers import ChunkReplayBuffer
+from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy
+
+SelfRLT = TypeVar("SelfRLT", bound="RLT")
+
+OBSERVATION_KEYS = ("z_rl", "proprio", "vla_ref")
+ACTOR_Q = ("mean", "min", "first")
+#: warn when Q at episode starts exceeds the realised discounted return by this fraction of the reachable range ...
+Q_GAP_LIMIT = 0.5
+#: ... during this many episodes in a row
+Q_GAP_EPISODES = 30
+
+
+class RLT(TD3):
+    r"""
+    Online RL on RL tokens (Xu et al., "RL Token: Bootstrapping Online RL with Vision-Language-Action Models",
+    https://arxiv.org/abs/2604.23073), as a plug-in for Stable-Baselines3.
+
+    One environment step is one action chunk of up to C control steps. The observation is a flat Dict of
+    ``z_rl`` (D,), ``proprio`` (P,) and ``vla_ref`` (C, d), the chunk that the frozen VLA proposes; the action is the
+    chunk to execute, Box(-1, 1, (C, d)). All discounts are per control step.
+
+    Critics learn, with :math:`k \le C` executed steps (paper eq. 3; ``n_steps`` chains several chunks)
+
+    .. math:: y = \sum_{j<k} \gamma^j r_j + \gamma^k (1 - \text{terminated}) \min_i Q'_i(s', a'),
+
+    with ``a'`` from the target actor plus clipped noise. The actor minimises (paper eq. 5)
+
+    .. math:: -Q(s, a) + \text{bc\_coef} \cdot \tfrac{1}{C d} \lVert a - \text{vla\_ref} \rVert^2 .
+
+    The paper writes the distance as a sum: its beta is ``bc_coef / (C * d)`` (20 is 0.36 for C=8, d=7).
+
+    To get the paper's own recipe: ``actor_mode="direct", n_critics=2, n_steps=1, utd=5, critic_warmup_updates=0,
+    q_bounds=None``. The defaults differ because that recipe first falls below the VLA: here the untrained actor plays
+    the VLA's chunk exactly, critics learn before the actor moves, targets stay in the reachable range.
+
+    :param policy: "MultiInputPolicy" or :class:`~rlt_sb3.rlt.policies.RLTPolicy`
+    :param env: environment with the spaces above, e.g. ``VecMonitor(GymnasiumVecEnv(make_vec(...)))``
+    :param learning_rate: of Adam, for actor and critics; a number or a schedule
+    :param buffer_size: rows (chunks) kept
+    :param learning_starts: rows collected first with the VLA's own chunks, exactly and without noise
+    :param batch_size: rows per update
+    :param tau: weight of the online networks in each target update
+    :param gamma: discount per control step
+    :param train_freq: vector steps (or ``(n, "episode")``) between two calls of :meth:`train`
+    :param gradient_steps: -1 (updates follow ``utd``), or, with ``utd=None``, critic updates per call of :meth:`train`
+    :param utd: critic updates per stored row, exact for any number of environments (fractions are carried over);
+        None to use ``gradient_steps``
+    :param n_steps: consecutive chunks in a return
+    :param policy_delay: critic updates per actor and target update, counted over the whole life of the model
+    :param target_policy_noise: standard deviation of the noise on target actions
+    :param target_noise_clip: its limit
+    :param bc_coef: weight of the *mean* squared distance to the VLA's chunk
+    :param reference_dropout: probability, per sample of an actor update, that the actor sees zeros for the whole
+        reference chunk; never in :meth:`predict`, rollouts or targets
+    :param exploration_std: standard deviation of the Gaussian noise in rollouts after ``learning_starts``; a number or
+        one per action dimension (d,)
+    :param noise_hold: draw one noise vector per chunk and hold it for its C steps (smooth motion) instead of
+        independent noise at every step
+    :param critic_warmup_updates: extra critic updates, done at once when ``learning_starts`` is over, before the actor
+        may move. With ``actor_mode="direct"`` the actor is meanwhile fitted to the VLA's chunks.
+    :param q_bounds: targets are clipped to this range, the reachable one; (0, 1) fits a sparse reward of 1. None: off
+    :param actor_q: Q in the actor's loss: "mean" of the ensemble (the least noisy gradient; pessimism is in the
+        targets), "min", or "first" (TD3)
+    :param n_critics: number of Q-functions; the minimum over them is the target
+    :param n_target_critics: take the minimum over this many randomly chosen ones (REDQ), which is also cheaper;
+        None: all
+    :param actor_mode: "residual" (reference + correction that starts at zero) or "direct" (paper)
+    :param action_noise: further noise in rollouts, shape (C, d)
+    :param replay_buffer_class: a subclass of ``ChunkReplayBuffer``
+    :param replay_buffer_kwargs: further arguments of the buffer
+    :param stats_window_size: episodes over which rollout statistics and ``train/q_gap`` are averaged
+    :param tensorboard_log: folder of TensorBoard logs
+    :param policy_kwargs: further arguments of :class:`~rlt_sb3.rlt.policies.RLTPolicy`
+    :param verbose: 0 nothing, 1 information, 2 debug
+    :param seed: seed of NumPy, torch and the environment
+    :param device: torch device
+    :param _init_setup_model: build the networks now
+    :raises ValueError: for spaces or settings that do not fit; the message says what is allowed
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MultiInputPolicy": RLTPolicy}
+    policy: RLTPolicy
+    actor: RLTActor
+    actor_target: RLTActor
+    critic: RLTCritic
+    critic_target: RLTCritic
+
+    def __init__(
+        self,
+        policy: str | type[RLTPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        buffer_size: int = 50_000,
+        learning_starts: int = 500,
+        batch_size: int = 256,
+        tau: float = 0.005,
+        gamma: float = 0.99,
+        train_freq: int | tuple[int, str] = 1,
+        gradient_steps: int = -1,
+        utd: float | None = 2.0,
+        n_steps: int = 3,
+        policy_delay: int = 2,
+        target_policy_noise: float = 0.1,
+        target_noise_clip: float = 0.2,
+        bc_coef: float = 20.0,
+        reference_dropout: float = 0.5,
+        exploration_std: float | list[float] = 0.05,
+        noise_hold: bool = False,
+        critic_warmup_updates: int = 500,
+        q_bounds: tuple[float, float] | None = (0.0, 1.0),
+        actor_q: str = "mean",
+        n_critics: int = 5,
+        n_target_critics: int | None = None,
+        actor_mode: str = "residual",
+        action_noise: ActionNoise | None = None,
+        replay_buffer_class: type[ReplayBuffer] | None = None,
+        replay_buffer_kwargs: dict[str, Any] | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+    ):
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            buffer_size=buffer_size,
+            learning_starts=learning_starts,
+            batch_size=batch_size,
+            tau=tau,
+            gamma=gamma,
+            train_freq=train_freq,
+            gradient_steps=gradient_steps,
+            action_noise=action_noise,
+            replay_buffer_class=replay_buffer_class,
+            replay_buffer_kwargs=replay_buffer_kwargs,
+            policy_delay=policy_delay,
+            target_policy_noise=target_policy_noise,
+            target_noise_clip=target_noise_clip,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs={"n_critics": n_critics, "actor_mode": actor_mode} | (policy_kwargs or {}),
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=False,
+        )
+        self.utd = utd
+        self.n_steps = n_steps
+        self.bc_coef = bc_coef
+        self.reference_dropout = reference_dropout
+        self.exploration_std = exploration_std
+        self.noise_hold = noise_hold
+        self.critic_warmup_updates = critic_warmup_updates
+        self.q_bounds = q_bounds
+        self.actor_q = actor_q
+        self.n_critics = self.policy_kwargs["n_critics"]
+        self.n_target_critics = n_target_critics
+        self.actor_mode = self.policy_kwargs["actor_mode"]
+        #: control steps executed so far (``num_timesteps`` counts chunks)
+        self.num_control_steps = 0
+        # critic updates owed to rows already stored
+        self._update_credit = 0.0
+        # Q at the start of recent episodes minus their realised discounted return
+        self._q_gaps: deque[float] = deque(maxlen=stats_window_size)
+        self._q_gap_streak = 0
+        self._q_gap_warned = False
+        self._start_tracking()
+
+        if _init_setup_model:
+            self._setup_model()
+
+    # ---------------------------------------------------------------- construction
+
+    def _setup_model(self) -> None:
+        self._check_spaces()
+        self._check_settings()
+        if self.replay_buffer_class is None:
+            self.replay_buffer_class = ChunkReplayBuffer
+        if self.replay_buffer is None:
+            self.replay_buffer = self.replay_buffer_class(
+                self.buffer_size,
+                self.observation_space,
+                self.action_space,
+                device=self.device,
+                n_envs=self.n_envs,
+                **({"n_steps": self.n_steps, "gamma": self.gamma} | self.replay_buffer_kwargs),
+            )
+        # The buffer has its n_steps; SB3 would warn that it ignores the argument
+        n_steps, self.n_steps = self.n_steps, 1
+        super()._setup_model()
+        self.n_steps = n_steps
+
+    def _check_spaces(self) -> None:
+        obs, action = self.observation_space, self.action_space
+        if not isinstance(obs, spaces.Dict) or any(key not in obs.spaces for key in OBSERVATION_KEYS):
+            raise ValueError(f"RLT needs a Dict observation with the keys {OBSERVATION_KEYS}, got {obs}.")
+        shapes = {key: obs[key].shape for key in OBSERVATION_KEYS}
+        if any(shapes[key] is None or len(shapes[key]) != 1 for key in ("z_rl", "proprio")):  # type: ignore[arg-type]
+            raise ValueError(f"RLT needs vectors for z_rl and proprio, got the shapes {shapes}.")
+        if not isinstance(action, spaces.Box) or len(action.shape) != 2:
+            raise ValueError(f"RLT needs chunks as actions, Box(-1, 1, (C, d)), got {action}.")
+        if shapes["vla_ref"] != action.shape:
+            raise ValueError(
+                f"vla_ref must have the shape of an action chunk, {action.shape}, got {shapes['vla_ref']}: "
+                "build the environment with one chunk_length for both."
+            )
+        if not (np.all(action.low == -1.0) and np.all(action.high == 1.0)):
+            raise ValueError(
+                f"RLT needs actions in [-1, 1], got [{action.low.min()}, {action.high.max()}]: rescale them."
+            )
+        if self._vec_normalize_env is not None:
+            raise ValueError(
+                "VecNormalize does not go with RLT: vla_ref must stay as it is; RLT normalises its own inputs."
+            )
+        if self.replay_buffer_class is not None and not issubclass(self.replay_buffer_class, ChunkReplayBuffer):
+            raise ValueError(
+                f"replay_buffer_class must be a subclass of ChunkReplayBuffer (discounts per control step), "
+                f"got {self.replay_buffer_class.__name__}."
+            )
+
+    def _check_settings(self) -> None:
+        def require(name: str, ok: Any, allowed: str) -> None:
+            if not ok:
+                raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}.")
+
+        assert isinstance(self.action_space, spaces.Box)
+        require("gamma", 0.0 <= self.gamma <= 1.0, "in [0, 1] (discount per control step)")
+        require("tau", 0.0 < self.tau <= 1.0, "in (0, 1]")
+        require("batch_size", self.batch_size >= 1, ">= 1")
+        require("buffer_size", self.buffer_size >= 1, ">= 1")
+        require("learning_starts", self.learning_starts >= 0, ">= 0 (chunks)")
+        require("n_steps", isinstance(self.n_steps, int) and self.n_steps >= 1, "an integer >= 1 (chunks)")
+        require("policy_delay", isinstance(self.policy_delay, int) and self.policy_delay >= 1, "an integer >= 1")
+        require("bc_coef", self.bc_coef >= 0.0, ">= 0")
+        require("reference_dropout", 0.0 <= self.reference_dropout <= 1.0, "in [0, 1] (a probability)")
+        require("target_policy_noise", self.target_policy_noise >= 0.0, ">= 0")
+        require("target_noise_clip", self.target_noise_clip >= 0.0, ">= 0")
+        require("critic_warmup_updates", self.critic_warmup_updates >= 0, ">= 0")
+        require("actor_q", self.actor_q in ACTOR_Q, f"one of {ACTOR_Q}")
+        require("utd", self.utd is None or self.utd > 0, "> 0, or None to use gradient_steps")
+        subset, bounds = self.n_target_critics, self.q_bounds
+        require("n_target_critics", subset is None or 1 <= subset <= self.n_critics, f"None or 1..{self.n_critics}")
+        require(
+            "q_bounds",
+            bounds is None or (len(bounds) == 2 and bounds[0] < bounds[1]),
+            "None or (low, high), low < high",
+        )
+        std, dims = np.asarray(self.exploration_std, dtype=float), self.action_space.shape[-1]
+        require("exploration_std", std.shape in ((), (dims,)) and np.all(std >= 0), f">= 0, a number or {dims} numbers")
+        if self.utd is not None and self.gradient_steps != -1:
+            raise ValueError(
+                f"gradient_steps={self.gradient_steps} and utd={self.utd} both set the number of updates: "
+                "pass utd=None to use gradient_steps."
+            )
+
+    # ---------------------------------------------------------------- rollouts
+
+    def _sample_action(
+        self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Choose the chunks to execute: the VLA's own ones during warm-up, else the actor's plus noise.
+
+        :param learning_starts: length of the warm-up in rows
+        :param action_noise: further noise
+        :param n_envs: number of environments
+        :return: chunks (n_envs, C, d), and the same for the buffer
+        """
+        assert isinstance(self._last_obs, dict), "self._last_obs was not set"
+        reference = np.clip(np.asarray(self._last_obs["vla_ref"], dtype=np.float32), -1.0, 1.0)
+        if self.num_timesteps < learning_starts:
+            return reference, reference.copy()
+        if self.actor_mode == "direct" and self._n_updates < self.critic_warmup_updates:
+            chunk = reference  # this actor has not yet been fitted to the VLA
+        else:
+            chunk, _ = self.predict(self._last_obs, deterministic=True)
+        _, length, dims = chunk.shape
+        noise = np.random.normal(size=(n_envs, 1 if self.noise_hold else length, dims)) * np.asarray(
+            self.exploration_std
+        )
+        if action_noise is not None:
+            noise = noise + action_noise()
+        chunk = np.clip(chunk + noise, -1.0, 1.0).astype(np.float32)
+        return chunk, chunk.copy()
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        if reset_num_timesteps:
+            self.num_control_steps = 0
+        self.end_trajectories()
+        return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+
+    def end_trajectories(self) -> None:
+        """
+        Say that the environments are about to be reset from outside: no return may run across.
+
+        Call it before such a reset in the middle of training; :meth:`learn` does it by itself when it starts.
+        """
+        if isinstance(self.replay_buffer, ChunkReplayBuffer):
+            self.replay_buffer.end_trajectories()
+        self._start_tracking()
+
+    def collect_rollouts(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        train_freq: TrainFreq,
+        replay_buffer: ReplayBuffer,
+        action_noise: ActionNoise | None = None,
+        learning_starts: int = 0,
+        log_interval: int | None = None,
+    ) -> RolloutReturn:
+        """
+        Collect rows, then say how many updates are due for them (see ``utd``).
+
+        :return: SB3's result; with ``utd`` set its ``episode_timesteps`` is the number of updates due, which is what
+            ``learn`` uses it for when ``gradient_steps`` is -1
+        """
+        rollout = super().collect_rollouts(
+            env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
+        )
+        if self.utd is None or not rollout.continue_training or self.num_timesteps <= self.learning_starts:
+            return rollout
+        due = int(self._update_credit + 1e-9)
+        self._update_credit -= due
+        due += max(self.critic_warmup_updates - self._n_updates, 0)
+        return rollout._replace(episode_timesteps=due)
+
+    def _store_transition(
+        self,
+        replay_buffer: ReplayBuffer,
+        buffer_action: np.ndarray,
+        new_obs: np.ndarray | dict[str, np.ndarray],
+        reward: np.ndarray,
+        dones: np.ndarray,
+        infos: list[dict[str, Any]],
+    ) -> None:
+        self._track_episodes(buffer_action, reward, dones, infos)
+        super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
+        if self.utd is not None and self.num_timesteps > self.learning_starts:
+            self._update_credit += self.utd * len(dones)
+
+    def _start_tracking(self) -> None:
+        n_envs = self.n_envs or 1
+        self._episode_new = np.ones(n_envs, dtype=bool)
+        self._episode_q = np.full(n_envs, np.nan)  # nan: the critic was not yet trained when the episode began
+        self._episode_return = np.zeros(n_envs)
+        self._episode_discount = np.ones(n_envs)
+
+    def _track_episodes(
+        self, chunks: np.ndarray, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]
+    ) -> None:
+        """
+        Count control steps, and compare Q at the start of each episode with the discounted return that came of it.
+
+        :param chunks: executed chunks (n_envs, C, d)
+        :param rewards: (n_envs,)
+        :param dones: (n_envs,)
+        :param infos: ``step_rewards`` and ``chunk_steps`` are read
+        """
+        if self._episode_new.any() and 0 < self._n_updates >= self.critic_warmup_updates:
+            with th.no_grad():
+                obs, _ = self.policy.obs_to_tensor(self._last_obs)  # type: ignore[arg-type]
+                actions = th.as_tensor(chunks, device=self.device).flatten(1)
+                q_values = self.critic.q_values(obs, actions).mean(0).cpu().numpy()  # type: ignore[arg-type]
+            self._episode_q[self._episode_new] = q_values[self._episode_new]
+        self._episode_new = np.array(dones, dtype=bool)
+        length = chunks.shape[1]
+        for index, info in enumerate(infos):
+            steps = int(info["chunk_steps"]) if "chunk_steps" in info else length
+            step_rewards = np.asarray(info.get("step_rewards", [rewards[index]]), dtype=float)[:steps]
+            self.num_control_steps += steps
+            discounted = float(step_rewards @ self.gamma ** np.arange(len(step_rewards)))
+            self._episode_return[index] += self._episode_discount[index] * discounted
+            self._episode_discount[index] *= self.gamma**steps
+            if dones[index]:
+                if not np.isnan(self._episode_q[index]):
+                    self._add_q_gap(float(self._episode_q[index] - self._episode_return[index]))
+                self._episode_q[index] = np.nan
+                self._episode_return[index], self._episode_discount[index] = 0.0, 1.0
+
+    def _add_q_gap(self, gap: float) -> None:
+        self._q_gaps.append(gap)
+        span = 1.0 if self.q_bounds is None else self.q_bounds[1] - self.q_bounds[0]
+        self._q_gap_streak = self._q_gap_streak + 1 if np.mean(self._q_gaps) > Q_GAP_LIMIT * span else 0
+        if self._q_gap_streak >= Q_GAP_EPISODES and not self._q_gap_warned:
+            self._q_gap_warned = True
+            warnings.warn(
+                f"Q at episode starts has been {np.mean(self._q_gaps):.2f} above the realised discounted return for "
+                f"{self._q_gap_streak} episodes: the critics over-estimate and the actor may follow them away from the "
+                "VLA. Raise bc_coef, n_steps, n_critics or learning_starts, or lower utd.",
+                stacklevel=2,
+            )
+
+    def dump_logs(self) -> None:
+        """Write log data."""
+        self.logger.record("time/control_steps", self.num_control_steps)
+        if self._q_gaps:
+            self.logger.record("train/q_gap", float(np.mean(self._q_gaps)))
+        super().dump_logs()
+
+    # ---------------------------------------------------------------- updates
+
+    def train(self, gradient_steps: int, batch_size: int = 256) -> None:
+        """
+        :param gradient_steps: number of critic updates
+        :param batch_size: rows per update
+        """
+        assert isinstance(self.replay_buffer, ChunkReplayBuffer)
+        self.policy.set_training_mode(True)
+        self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
+        critic_stats: list[th.Tensor] = []
+        actor_stats: list[th.Tensor] = []
+        for _ in range(gradient_steps):
+            self._n_updates += 1
+            batch = self.replay_buffer.sample(batch_size)
+            critic_stats.append(self._update_critic(batch))
+            # counted over the life of the model: a delay per call would never let single updates reach the actor
+            if self._n_updates % self.policy_delay == 0:
+                warming_up = self._n_updates <= self.critic_warmup_updates
+                if not warming_up or self.actor_mode == "direct":
+                    actor_stats.append(self._update_actor(batch, follow_q=not warming_up))
+                    self._polyak(self.actor, self.actor_target)
+                self._polyak(self.critic, self.critic_target)
+
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        if critic_stats:
+            names = ("critic_loss", "q_mean", "q_std", "target_mean", "target_min", "target_max")
+            for name, value in zip(names, th.stack(critic_stats).mean(0).tolist(), strict=True):
+                self.logger.record_mean(f"train/{name}", value)
+        if actor_stats:
+            actor_names = ("actor_loss", "actor_q", "bc_loss", "bc_distance")
+            for name, value in zip(actor_names, th.stack(actor_stats).mean(0).tolist(), strict=True):
+                self.logger.record_mean(f"train/{name}", value)
+
+    def _targets(self, batch: DictReplayBufferSamples) -> th.Tensor:
+        """
+        :param batch: rows
+        :return: targets of the critics (B,)
+        """
+        with th.no_grad():
+            next_actions = self.actor_target(batch.next_observations)
+            noise = th.randn_like(next_actions) * self.target_policy_noise
+            noise = noise.clamp_(-self.target_noise_clip, self.target_noise_clip)
+            next_actions = (next_actions + noise).clamp_(-1.0, 1.0)
+            members = None
+            if self.n_target_critics is not None and self.n_target_critics < self.n_critics:
+                members = th.randperm(self.n_critics, device=self.device)[: self.n_target_critics]
+            next_q = self.critic_target.q_values(batch.next_observations, next_actions, members).amin(0)
+            discounts = batch.discounts
+            assert discounts is not None
+            targets = (batch.rewards + (1.0 - batch.dones) * discounts * next_q.unsqueeze(1)).squeeze(1)
+            return targets if self.q_bounds is None else targets.clamp_(*self.q_bounds)
+
+    def _update_critic(self, batch: DictReplayBufferSamples) -> th.Tensor:
+        """
+        :param batch: rows
+        :return: loss (summed over the ensemble), mean Q, its spread over the ensemble, mean / min / max target
+        """
+        targets = self._targets(batch)
+        q_values = self.critic.q_values(batch.observations, batch.actions)
+        loss = (q_values - targets).pow(2).mean(1).sum()
+        self.critic.optimizer.zero_grad()
+        loss.backward()
+        self.critic.optimizer.step()
+        with th.no_grad():
+            spread = q_values.std(0, unbiased=False).mean()
+            return th.stack([loss, q_values.mean(), spread, targets.mean(), targets.min(), targets.max()])
+
+    def _update_actor(self, batch: DictReplayBufferSamples, follow_q: bool = True) -> th.Tensor:
+        """
+        :param batch: rows
+        :param follow_q: False leaves only the pull towards the VLA's chunks
+        :return: loss, mean Q, mean squared distance to the VLA's chunks, mean distance per sample (norm over C*d)
+        """
+        observations = batch.observations
+        reference = observations["vla_ref"].float().flatten(1)
+        keep = None
+        if self.reference_dropout > 0.0:
+            keep = (th.rand(len(reference), 1, device=self.device) >= self.reference_dropout).float()
+        actions = self.actor(observations, keep)
+        squared = (actions - reference).pow(2)
+        # the target of the pull is the true reference, also where the actor does not see it
+        bc_loss = squared.mean()
+        loss = self.bc_coef * bc_loss
+        actor_q = th.zeros((), device=self.device)
+        if follow_q:
+            # only the gradient with respect to the action is needed: a third of the work less
+            self.critic.requires_grad_(False)
+            actor_q = self._actor_q(observations, actions).mean()
+            self.critic.requires_grad_(True)
+            loss = loss - actor_q
+        self.actor.optimizer.zero_grad()
+        loss.backward()
+        self.actor.optimizer.step()
+        with th.no_grad():
+            return th.stack([loss, actor_q, bc_loss, squared.sum(1).sqrt().mean()])
+
+    def _actor_q(self, observations: dict[str, th.Tensor], actions: th.Tensor) -> th.Tensor:
+        if self.actor_q == "first":
+            return self.critic.q1_forward(observations, actions).squeeze(1)
+        q_values = self.critic.q_values(observations, actions)
+        return q_values.amin(0) if self.actor_q == "min" else q_values.mean(0)
+
+    def _polyak(self, online: th.nn.Module, target: th.nn.Module) -> None:
+        with th.no_grad():  # all parameters in one call
+            th._foreach_lerp_(list(target.parameters()), list(online.parameters()), self.tau)
+
+    # ---------------------------------------------------------------- entry points
+
+    def learn(
+        self: SelfRLT,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 4,
+        tb_log_name: str = "RLT",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfRLT:
+        """
+        :param total_timesteps: number of rows (chunks) to collect
+        :param callback: called at every vector step
+        :param log_interval: episodes between two log entries
+        :param tb_log_name: name of the TensorBoard run
+        :param reset_num_timesteps: count from zero
+        :param progress_bar: show a progress bar
+        :return: the model
+        """
+        return super().learn(
+            total_timesteps=total_timesteps,
+            callback=callback,
+            log_interval=log_interval,
+            tb_log_name=tb_log_name,
+            reset_num_timesteps=reset_num_timesteps,
+            progress_bar=progress_bar,
+        )
+
+    def load_replay_buffer(self, path: str | pathlib.Path | BufferedIOBase, truncate_last_traj: bool = True) -> None:
+        """
+        Load a saved replay buffer. Its ``gamma`` and ``n_steps`` become those of the model.
+
+        :param path: file
+        :param truncate_last_traj: not used
+        :raises ValueError: if it was filled with another number of environments
+        """
+        super().load_replay_buffer(path, truncate_last_traj)
+        buffer = self.replay_buffer
+        assert isinstance(buffer, ChunkReplayBuffer)
+        if buffer.n_envs != self.n_envs:
+            raise ValueError(
+                f"The replay buffer was filled with {buffer.n_envs} environments, the model has {self.n_envs}."
+            )
+        buffer.gamma, buffer.n_steps = float(self.gamma), int(self.n_steps)
+        buffer.end_trajectories()
