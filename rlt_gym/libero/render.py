@@ -69,6 +69,8 @@ class Renderer:
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._option = mujoco.MjvOption()
         self._option.geomgroup[0] = 0
+        if quality == "fast":  # one link's collision mesh has 12.5 k triangles, its hull 300
+            self._option.flags[mujoco.mjtVisFlag.mjVIS_CONVEXHULL] = 1
         self._perturb = mujoco.MjvPerturb()
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED

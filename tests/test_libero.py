@@ -1,0 +1,204 @@
+"""The LIBERO layer on real scenes: equality with stock LIBERO, vector semantics, seeds, errors, processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode
+
+from rlt_gym.libero.tasks import SPLITS, episode_seed, get_task, get_tasks, load_init_states
+from rlt_gym.libero.vector_env import LiberoVectorEnv
+from rlt_gym.libero.worker_client import WorkerError
+from rlt_gym.testing import check_vector_env
+
+FAST = {"assets": "embedded", "render": "fast", "image_size": 64}
+
+
+@pytest.fixture(scope="module")
+def env():
+    """Two workers, two tasks, episodes short enough to end by the horizon inside a few chunks."""
+    vector_env = LiberoVectorEnv(2, "libero_goal", [1, 8], chunk_length=4, max_episode_steps=10, **FAST)
+    yield vector_env
+    vector_env.close()
+
+
+# ---------------------------------------------------------------- tables, no simulator
+
+
+def test_tasks_follow_libero():
+    task = get_task("libero_goal", 1)
+    assert task.instruction == "put the bowl on the stove"
+    assert task.bddl_file.is_file()
+    assert load_init_states(task).shape[0] == 50
+    assert get_task("libero_90", 0).instruction == "close the top drawer of the cabinet"
+    assert [len(get_tasks(suite)) for suite in ("libero_spatial", "libero_10", "libero_90")] == [10, 10, 90]
+
+
+def test_splits_never_share_a_seed():
+    """Each split owns one third of the seeds; training placements cannot be evaluation placements."""
+    task = get_task("libero_goal", 1)
+    seeds = {split: {episode_seed(task, split, index) for index in range(2000)} for split in SPLITS}
+    assert not seeds["train"] & seeds["selection"]
+    assert not seeds["train"] & seeds["eval"]
+    assert not seeds["selection"] & seeds["eval"]
+    assert len(seeds["train"]) > 1990
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"suite": "libero_gaol"}, "libero_gaol.*Available.*libero_goal"),
+        ({"task_ids": [10]}, r"Unknown task 10 .*0\.\.9"),
+        ({"task_ids": []}, "at least one task"),
+        ({"task_ids": [1, 1]}, "each once"),
+        ({"num_envs": 0}, "num_envs must be an integer in 1"),
+        ({"chunk_length": 0}, "chunk_length"),
+        ({"image_size": 1000}, "image_size"),
+        ({"init_states": "test"}, "init_states must be one of"),
+        ({"render": "pretty"}, "render must be one of"),
+        ({"render_mode": "human"}, "render_mode"),
+        ({"assets": "/nowhere"}, "/nowhere"),
+        ({"autoreset_mode": AutoresetMode.NEXT_STEP}, "NEXT_STEP"),
+    ],
+)
+def test_bad_arguments_raise_before_any_process_starts(arguments, message, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: pytest.fail("a process was started"))
+    with pytest.raises(ValueError, match=message):
+        LiberoVectorEnv(**{**FAST, **arguments})
+
+
+# ---------------------------------------------------------------- semantics on LIBERO
+
+
+def test_check_vector_env(env):
+    check_vector_env(env)
+
+
+def test_horizon_truncates_inside_a_chunk(env):
+    """Horizon 10 with chunks of 4: the third chunk executes 2 steps and ends the episode."""
+    env.reset(seed=3)
+    still = np.zeros((2, 4, 7), dtype=np.float32)
+    executed = []
+    for _ in range(3):
+        _, rewards, terminations, truncations, infos = env.step(still)
+        executed.append(infos["final_info"]["chunk_steps"] if truncations.any() else infos["chunk_steps"])
+    assert np.array_equal(executed, [[4, 4], [4, 4], [2, 2]])
+    assert truncations.all() and not terminations.any() and not rewards.any()
+    assert np.array_equal(infos["final_info"]["episode_steps"], [10, 10])
+    assert np.array_equal(infos["episode_steps"], [0, 0])  # the top level is the new episode's
+
+
+def test_evaluation_sequence_covers_each_pair_once_and_restarts(env):
+    """Episodes of all envs, in evaluate_policy's static split, are pairs 0..n-1 of (state, task)."""
+    still = np.zeros((2, 4, 7), dtype=np.float32)
+    for _ in range(2):
+        _, infos = env.reset(options={"init_states": "eval"})
+        seen = [[], []]
+        for _ in range(2 * 3):
+            current = infos
+            for index in range(2):
+                pair = (int(current["task_id"][index]), int(current["init_index"][index]))
+                if not seen[index] or seen[index][-1] != pair:
+                    seen[index].append(pair)
+            *_, infos = env.step(still)
+        # env 1 plays even numbers (task 1), env 0 odd ones (task 8)
+        assert seen[1][:2] == [(1, 0), (1, 1)]
+        assert seen[0][:2] == [(8, 0), (8, 1)]
+    env.reset(options={"init_states": "train"})
+
+
+def test_training_states_depend_on_seed_and_not_on_the_number_of_workers(env):
+    _, two = env.reset(seed=5)
+    _, again = env.reset(seed=5)
+    _, other = env.reset(seed=6)
+    assert np.array_equal(two["init_index"], again["init_index"])
+    assert not np.array_equal(two["init_index"], other["init_index"])
+    numbers = [env._number(index, 0) for index in range(2)]
+    assert sorted(numbers) == [0, 1]
+    assert two["init_index"][0] != two["init_index"][1]
+
+
+def test_bad_actions_leave_the_workers_alive(env):
+    observation, _ = env.reset(seed=0)
+    for bad, message in (
+        (np.zeros((2, 3, 7)), r"\(2, 4, 7\).*\(2, 3, 7\)"),
+        (np.full((2, 4, 7), np.nan), "finite"),
+        (np.full((2, 4, 7), "x"), "finite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            env.step(bad)
+    *_, infos = env.step(np.zeros((2, 4, 7)))
+    assert np.array_equal(infos["chunk_steps"], [4, 4])
+
+
+def test_bad_reset_options(env):
+    with pytest.raises(ValueError, match="split"):
+        env.reset(options={"split": "eval"})
+    with pytest.raises(ValueError, match="init_states must be one of"):
+        env.reset(options={"init_states": "test"})
+    with pytest.raises(ValueError, match="reset_mask"):
+        env.reset(options={"reset_mask": [True, False]})
+
+
+def test_single_env_passes_gymnasiums_checker_and_renders():
+    single = gym.make("LIBERO-v0", task_ids=[1], chunk_length=2, max_episode_steps=4, render_mode="rgb_array", **FAST)
+    check_env(single.unwrapped, skip_render_check=True)
+    single.reset(seed=0)
+    frame = single.render()
+    assert frame.shape == (256, 256, 3) and frame.dtype == np.uint8 and frame.std() > 20
+    single.close()
+
+
+def test_stock_libero_gives_the_same_bits():
+    """States, rewards, proprioception and pictures of a run equal those of LIBERO's own OffScreenRenderEnv."""
+    script = os.path.join(os.path.dirname(__file__), "compare_with_stock.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert "identical" in done.stdout
+
+
+# ---------------------------------------------------------------- processes
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_close_leaves_no_process_and_a_dead_worker_is_reported():
+    vector_env = LiberoVectorEnv(2, "libero_goal", [1], chunk_length=2, **FAST)
+    pids = [worker.pid for worker in vector_env._workers]
+    vector_env.reset(seed=0)
+    os.kill(pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerError, match=f"worker {pids[0]} died"):
+        vector_env.step(np.zeros((2, 2, 7)))
+    vector_env.close()
+    vector_env.close()
+    assert not any(_alive(pid) for pid in pids)
+
+
+def test_workers_end_when_their_parent_is_killed():
+    code = (
+        "import os, time; from rlt_gym.libero.vector_env import LiberoVectorEnv as E\n"
+        f"e = E(2, 'libero_goal', [1], **{FAST!r}); print(*[w.pid for w in e._workers], flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 5
+    while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(_alive(pid) for pid in pids)
