@@ -25,14 +25,14 @@ class Scene:
         robot = env.robots[0]
         self.hand_site = int(robot.eef_site_id)
         self._finger_joints = list(robot._ref_gripper_joint_pos_indexes)
-        pads = robot.gripper.important_geoms
-        self._pads = tuple(
-            frozenset(self._geom_id(name) for name in pads[side]) for side in ("left_fingerpad", "right_fingerpad")
+        parts = robot.gripper.important_geoms
+        # pads and finger bodies: a wall may be pinched by the body of a finger alone
+        self._fingers = tuple(
+            frozenset(self._geom_id(name) for name in parts[side]) for side in ("left_finger", "right_finger")
         )
-        self._hand_geoms = frozenset(self._geom_id(name) for name in robot.gripper.contact_geoms)
         self._points: dict[int, Array] = {}
         self._object_geoms: dict[str, list[int]] = {}
-        left, right = (self.data.geom_xpos[next(iter(pad))] for pad in self._pads)
+        left, right = (self.data.geom_xpos[min(finger)] for finger in self._fingers)
         local = self.hand_rotation.T @ (left - right)
         local[2] = 0.0
         #: Direction between the fingers in the hand's frame, signed so that it points to the robot's left at home.
@@ -174,12 +174,12 @@ class Scene:
 
     def holds(self, name: str) -> bool:
         """
-        Whether both finger pads press on an object.
+        Whether both fingers press on an object.
 
         :param name: BDDL name
         """
         geoms = frozenset(self.geoms(name))
-        return all(self.touches(pad, geoms) for pad in self._pads)
+        return all(self.touches(finger, geoms) for finger in self._fingers)
 
     def satisfied(self, predicate: list[str]) -> bool:
         """
