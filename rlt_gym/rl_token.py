@@ -171,8 +171,8 @@ class RLTokenEncoder(nn.Module):
 
     def set_statistics(self, mean: torch.Tensor, std: torch.Tensor) -> None:
         """
-        :param mean: Mean of the tokens, (H,) or per place (N, H), N <= max_tokens; most of a token's size is its place's
-            constant, which says nothing about the observation.
+        :param mean: Mean of the tokens, (H,) or per place (N, H), N <= max_tokens: most of a token's size is its
+            place's constant, which says nothing about the observation.
         :param std: Standard deviation from that mean per channel, (H,); a floor keeps dead channels from exploding.
         """
         mean = mean.expand(self.config.max_tokens, -1) if mean.dim() == 1 else mean

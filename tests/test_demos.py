@@ -1,0 +1,104 @@
+"""Demonstration files: layout, reading back, chunk targets, errors."""
+
+import json
+import os
+
+import h5py
+import numpy as np
+import pytest
+from vla_helpers import write_demos
+
+from rlt_gym.demos import DemoFile, DemoWriter, load_demo_set, resize_frames
+from rlt_gym.utils.files import atomic_write
+
+
+def test_atomic_write_keeps_the_old_file_on_error(tmp_path):
+    path = tmp_path / "deep" / "file.txt"
+    with atomic_write(path) as temporary:
+        temporary.write_text("old")
+    with pytest.raises(RuntimeError), atomic_write(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert os.listdir(path.parent) == ["file.txt"]
+
+
+def test_writer_and_reader(tmp_path):
+    path = write_demos(tmp_path / "a.hdf5", "put the bowl on the stove", demos=3, length=5)
+    with DemoFile(path) as file:
+        assert file.instruction == "put the bowl on the stove"
+        assert [demo.name for demo in file] == ["demo_0", "demo_1", "demo_2"]
+        demo = file[1]
+        assert demo.attrs == {"num_samples": 5, "success": True, "init_index": 1}
+        assert demo.actions.shape == (5, 7) and demo.actions.dtype == np.float32
+        assert demo.proprio.shape == (5, 8) and demo.proprio.dtype == np.float32
+        assert demo.frames("agentview").shape == (5, 32, 32, 3) and demo.frames("wrist", 2).shape[0] == 3
+        assert demo.object_positions.shape == (5, 1, 3)
+
+
+def test_official_layout_without_our_additions(tmp_path):
+    """As in LIBERO's files: more keys than we need, no object positions, no attributes per demonstration."""
+    path = tmp_path / "official.hdf5"
+    with h5py.File(path, "w") as file:
+        data = file.create_group("data")
+        data.attrs["problem_info"] = json.dumps({"problem_name": "x", "language_instruction": '"open the drawer"'})
+        for number in (0, 10, 2):  # numeric, not alphabetic order
+            demo = data.create_group(f"demo_{number}")
+            demo["actions"] = np.full((4, 7), number / 10.0)
+            demo["states"] = np.zeros((4, 50))
+            demo["obs/agentview_rgb"] = np.zeros((4, 32, 32, 3), np.uint8)
+            demo["obs/eye_in_hand_rgb"] = np.zeros((4, 32, 32, 3), np.uint8)
+            demo["obs/ee_states"] = np.zeros((4, 6))
+            demo["obs/gripper_states"] = np.ones((4, 2))
+    data = load_demo_set(path, image_size=32)
+    assert (
+        data.instructions == ["open the drawer"] and data.num_demos == 3 and data.object_positions.shape == (12, 0, 3)
+    )
+    np.testing.assert_allclose(data.actions[[0, 4, 8], 0], [0.0, 0.2, 1.0], rtol=1e-6)
+
+
+def test_failed_writer_leaves_nothing(tmp_path):
+    with pytest.raises(ValueError, match="proprio"), DemoWriter(tmp_path / "a.hdf5", "x") as writer:
+        frames = np.zeros((3, 8, 8, 3), np.uint8)
+        writer.add(np.zeros((3, 7)), frames, frames, np.full((3, 8), np.nan))
+    assert os.listdir(tmp_path) == []
+
+
+def test_chunks_repeat_the_last_action_and_mask_it(tmp_path):
+    write_demos(tmp_path / "a.hdf5", "a", demos=2, length=6)
+    data = load_demo_set(tmp_path, image_size=32, frame_stride=2)
+    assert data.action_row.tolist() == [0, 2, 4, 6, 8, 10]
+    chunk, mask = data.chunks(np.array([2, 3]), 4)
+    np.testing.assert_array_equal(chunk[0], data.actions[[4, 5, 5, 5]])
+    np.testing.assert_array_equal(chunk[1], data.actions[[6, 7, 8, 9]])
+    assert mask.tolist() == [[True, True, False, False], [True] * 4]
+
+
+def test_split_is_by_whole_demonstrations_of_each_task(tmp_path):
+    write_demos(tmp_path / "a.hdf5", "a", demos=4)
+    write_demos(tmp_path / "b.hdf5", "b", demos=4, seed=1)
+    data = load_demo_set([tmp_path / "a.hdf5", tmp_path / "b.hdf5"], image_size=16)
+    train, held = data.split(0.25, seed=0)
+    assert len(train) + len(held) == len(data)
+    assert not set(data.demo[train]) & set(data.demo[held])
+    assert len(set(data.demo[held])) == 2 and set(data.task[held]) == {0, 1}
+
+
+def test_resize_is_an_average():
+    frames = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), dtype=np.uint8)
+    expected = frames.reshape(2, 4, 2, 4, 2, 3).mean(axis=(2, 4))
+    assert np.abs(resize_frames(frames, 4) - expected).max() <= 0.5
+    with pytest.raises(ValueError, match="multiple"):
+        resize_frames(frames, 3)
+
+
+def test_errors_name_the_file(tmp_path):
+    with pytest.raises(ValueError, match="matches"):
+        load_demo_set(tmp_path / "none*.hdf5")
+    (tmp_path / "bad.hdf5").write_bytes(b"no hdf5")
+    with pytest.raises(ValueError, match=r"bad\.hdf5"):
+        load_demo_set(tmp_path / "bad.hdf5")
+    with h5py.File(tmp_path / "other.hdf5", "w") as file:
+        file["x"] = 1
+    with pytest.raises(ValueError, match=r"other\.hdf5 is not in LIBERO's"):
+        load_demo_set(tmp_path / "other.hdf5")

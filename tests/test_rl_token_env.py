@@ -1,0 +1,204 @@
+"""RLTokenVectorEnv over a fake raw environment whose observations are counters."""
+
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+
+from rlt_gym.rl_token import RLTokenConfig, RLTokenEncoder
+from rlt_gym.rl_token_env import RLTokenVectorEnv, make_rl_token_vec
+from rlt_gym.testing import FakeLiberoVectorEnv, check_vector_env
+from rlt_gym.vla.base import VLAOutput, VLASpec
+
+N, C = 3, 4
+
+
+class CountingVLA:
+    """Tokens carry picture, proprio and task, so that a mix-up shows; the chunk carries the seed."""
+
+    spec = VLASpec("counting", token_dim=4, horizon=6, stochastic=True)
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def forward(self, obs, tasks, *, seed=None) -> VLAOutput:
+        self.calls.append(len(tasks))
+        assert set(obs) == {"agentview", "wrist", "state"} and obs["agentview"].dtype == np.uint8
+        numbers = [obs["agentview"][:, 0, 0, 0], obs["wrist"][:, 0, 0, 0], obs["state"][:, 2], [len(t) for t in tasks]]
+        tokens = torch.tensor(np.stack([np.asarray(x, np.float32) for x in numbers], axis=1))[:, None].repeat(1, 2, 1)
+        chunk = torch.tensor([s % 1000 / 1000 for s in seed])[:, None, None].expand(-1, 6, 7).float()
+        mask = torch.ones(len(tasks), 2, dtype=torch.bool)
+        return VLAOutput(tokens, mask, mask.to(torch.uint8), chunk)
+
+    def to(self, device):
+        return self
+
+    def fingerprint(self) -> str:
+        return "f" * 64
+
+
+class ReadingEncoder(RLTokenEncoder):
+    """Gives the first token itself."""
+
+    def __init__(self, fingerprint: str = "f" * 64) -> None:
+        super().__init__(RLTokenConfig(4, max_tokens=2, width=4, heads=1), fingerprint, "counting")
+
+    def forward(self, output: VLAOutput) -> torch.Tensor:
+        return output.tokens[:, 0]
+
+
+def make(mode: AutoresetMode = AutoresetMode.SAME_STEP, **kwargs: Any) -> RLTokenVectorEnv:
+    raw = FakeLiberoVectorEnv(N, chunk_length=C, max_episode_steps=10, success_step=7, autoreset_mode=mode, **kwargs)
+    return RLTokenVectorEnv(raw, CountingVLA(), ReadingEncoder())
+
+
+def zeros() -> np.ndarray:
+    return np.zeros((N, C, 7), np.float32)
+
+
+def test_spaces():
+    env = make()
+    assert env.single_observation_space["z_rl"].shape == (4,)
+    assert env.single_observation_space["vla_ref"].shape == (C, 7)
+    assert env.observation_space["proprio"].shape == (N, 8)
+    assert env.action_space.shape == (N, C, 7) and env.single_action_space.shape == (C, 7)
+    obs, _ = env.reset(seed=0)
+    assert obs in env.observation_space
+    assert all(value.dtype == np.float32 for value in obs.values())
+
+
+def test_library_checker():
+    check_vector_env(make())
+
+
+def test_one_batched_call_holds_final_observations_too():
+    """Env 0 and 2 (even init_index) succeed at control step 7, env 1 runs into the horizon at 10."""
+    env = make()
+    vla = env.vla
+    env.reset(seed=0)
+    env.step(zeros())
+    obs, rewards, terminated, truncated, infos = env.step(zeros())
+    assert vla.calls == [N, N, N + 2]
+    assert terminated.tolist() == [True, False, True] and not truncated.any() and rewards.tolist() == [1, 0, 1]
+    assert infos["_final_obs"].tolist() == [True, False, True] and infos["final_obs"][1] is None
+    for i in (0, 2):
+        final = infos["final_obs"][i]
+        assert set(final) == {"z_rl", "vla_ref", "proprio"} and final in env.single_observation_space
+        assert final["z_rl"][0] == 7 and final["z_rl"][2] == i and obs["z_rl"][i, 0] == 0
+        assert final["proprio"][0] == 7 and obs["proprio"][i, 0] == 0
+    assert obs["z_rl"][1, 0] == 8
+    assert infos["final_info"]["chunk_steps"][0] == 3
+    obs, _, terminated, truncated, infos = env.step(zeros())
+    assert truncated.tolist() == [False, True, False] and infos["final_obs"][1]["z_rl"][0] == 10
+    assert vla.calls == [N, N, N + 2, N + 1]
+
+
+def test_seeds_are_reproducible_and_belong_to_the_observation():
+    first, second = make(), make()
+    a, b = first.reset(seed=0)[0]["vla_ref"], second.reset(seed=0)[0]["vla_ref"]
+    np.testing.assert_array_equal(a, b)
+    assert len({float(x) for x in a[:, 0, 0]}) == N  # init_index differs
+    first.step(zeros())
+    _, _, _, _, infos = first.step(zeros())
+    key = [int(infos["final_info"]["init_index"][0]), 7]
+    seed = int(np.random.SeedSequence(key).generate_state(1)[0])
+    assert infos["final_obs"][0]["vla_ref"][0, 0] == pytest.approx(seed % 1000 / 1000)
+
+
+def test_disabled_mode_with_partial_reset():
+    env = make(AutoresetMode.DISABLED, task_ids=[5, 1234])
+    obs, infos = env.reset(seed=0)
+    words = [len(text) for text in infos["instruction"]]
+    np.testing.assert_array_equal(obs["z_rl"][:, 3], words)
+    env.step(zeros())
+    obs, _, terminated, _, infos = env.step(zeros())
+    assert "final_obs" not in infos and obs["z_rl"][0, 0] == 7
+    obs, infos = env.reset(options={"reset_mask": terminated})
+    assert obs["z_rl"][:, 0].tolist() == [0, 8, 0]
+    assert obs["z_rl"][1, 3] == words[1]  # the env that was not reset keeps its instruction
+    assert env.vla.calls == [N] * 4
+
+
+def test_arrays_are_fresh():
+    env = make()
+    first, _ = env.reset(seed=0)
+    copy = {key: value.copy() for key, value in first.items()}
+    env.step(zeros())
+    second, *_, infos = env.step(zeros())
+    for key in first:
+        np.testing.assert_array_equal(first[key], copy[key])
+        assert not np.shares_memory(first[key], second[key])
+        assert not np.shares_memory(infos["final_obs"][0][key], second[key])
+
+
+@pytest.mark.parametrize(
+    ("actions", "match"),
+    [
+        (np.zeros((N, C + 1, 7)), "actions has shape"),
+        (np.zeros((N, C * 7)), "actions has shape"),
+        (np.where(np.arange(N)[:, None, None] == 1, np.nan, np.zeros((N, C, 7))), r"environments \[1\]"),
+        (np.full((N, C, 7), np.inf), "infinite"),
+    ],
+)
+def test_bad_actions_are_not_sent(actions, match):
+    env = make()
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=match):
+        env.step(actions)
+    assert env.step(zeros())[0]["z_rl"][:, 0].tolist() == [4] * N
+
+
+def test_constructor_refuses_what_does_not_fit():
+    raw = FakeLiberoVectorEnv(num_envs=1, chunk_length=7)
+    with pytest.raises(ValueError, match=r"chunk_length is 7.*horizon 6"):
+        RLTokenVectorEnv(raw, CountingVLA(), ReadingEncoder())
+    raw = FakeLiberoVectorEnv(num_envs=1, chunk_length=C)
+    with pytest.raises(ValueError, match="fingerprint"):
+        RLTokenVectorEnv(raw, CountingVLA(), ReadingEncoder("0" * 64))
+    wide = CountingVLA()
+    wide.spec = replace(wide.spec, token_dim=5)
+    with pytest.raises(ValueError, match="width 4"):
+        RLTokenVectorEnv(raw, wide, ReadingEncoder())
+    with pytest.raises(ValueError, match="lack"):
+        RLTokenVectorEnv(make(), CountingVLA(), ReadingEncoder())
+    with pytest.raises(ValueError, match="autoreset_mode"):
+        raw.metadata["autoreset_mode"] = AutoresetMode.NEXT_STEP
+        RLTokenVectorEnv(raw, CountingVLA(), ReadingEncoder())
+
+
+def test_factory_checks_before_any_process_starts(monkeypatch):
+    from rlt_gym.libero import vector_env
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("a worker was about to start")
+
+    monkeypatch.setattr(vector_env, "LiberoVectorEnv", fail)
+    with pytest.raises(ValueError, match="horizon 6"):
+        make_rl_token_vec(1, chunk_length=7, vla=CountingVLA(), rl_token=ReadingEncoder())
+    with pytest.raises(ValueError, match="fingerprint"):
+        make_rl_token_vec(1, chunk_length=C, vla=CountingVLA(), rl_token=ReadingEncoder("0" * 64))
+    with pytest.raises(ValueError, match="allowed are 'mini'"):
+        make_rl_token_vec(1, vla="maxi")
+
+
+def test_factory_passes_everything_on(monkeypatch):
+    from rlt_gym.libero import vector_env
+
+    monkeypatch.setattr(vector_env, "LiberoVectorEnv", FakeLiberoVectorEnv)
+    env = gymnasium.make_vec(
+        "RLToken-LIBERO-v0",
+        num_envs=2,
+        chunk_length=C,
+        task_ids=[3],
+        vla=CountingVLA(),
+        rl_token=ReadingEncoder(),
+        image_size=8,
+    )
+    _, infos = env.reset(seed=1)
+    assert env.num_envs == 2 and infos["task_id"].tolist() == [3, 3]
+    env.close()
