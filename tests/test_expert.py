@@ -1,0 +1,165 @@
+"""The scripted expert: its geometry, and LIBERO's own success predicate on the embedded assets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from rlt_gym.assets import embedded_assets
+from rlt_gym.libero.experts.evaluate import evaluate, run_episode
+from rlt_gym.libero.experts.geometry import (
+    clip_norm,
+    hand_rotation,
+    principal_horizontal_axes,
+    ramp,
+    rotation_vector,
+    shape_points,
+    support_height,
+)
+from rlt_gym.libero.experts.scripted import ScriptedExpert
+from rlt_gym.libero.experts.skills import category
+
+MAX_STEPS = 150
+
+
+@pytest.mark.parametrize("angle", [0.0, 1e-8, 0.3, 2.0, 3.1, np.pi])
+@pytest.mark.parametrize("axis", [(1.0, 0.0, 0.0), (0.0, 0.0, 1.0), (1.0, -2.0, 0.5)])
+def test_rotation_vector_inverts_the_exponential(angle: float, axis: tuple[float, float, float]) -> None:
+    vector = angle * np.array(axis) / np.linalg.norm(axis)
+    rotation = Rotation.from_rotvec(vector).as_matrix()
+    found = Rotation.from_rotvec(rotation_vector(rotation)).as_matrix()  # at half a turn both signs are right
+    np.testing.assert_allclose(found, rotation, atol=1e-6)
+
+
+def test_hand_rotation_points_palm_and_fingers() -> None:
+    local = np.array([1.0, 0.0, 0.0])
+    rotation = hand_rotation(np.array([0.0, 0.0, -2.0]), np.array([0.0, 3.0, 0.5]), local)
+    np.testing.assert_allclose(rotation @ rotation.T, np.eye(3), atol=1e-12)
+    assert np.linalg.det(rotation) == pytest.approx(1.0)
+    np.testing.assert_allclose(rotation @ [0, 0, 1], [0, 0, -1], atol=1e-12)
+    np.testing.assert_allclose(rotation @ local, [0, 1, 0], atol=1e-12)
+
+
+def test_narrow_side_of_a_turned_box() -> None:
+    box = shape_points(6, np.zeros(3), np.array([0.04, 0.02, 0.01]))
+    turned = box @ Rotation.from_euler("z", 30, degrees=True).as_matrix().T
+    axis, width, across = principal_horizontal_axes(turned)
+    np.testing.assert_allclose(np.abs(axis @ Rotation.from_euler("z", 30, degrees=True).apply([0, 1, 0])), 1, atol=1e-3)
+    assert width == pytest.approx(0.04, abs=1e-3)
+    assert across == pytest.approx(0.08, abs=1e-3)
+
+
+def test_a_cylinder_is_not_as_wide_as_its_bounding_box() -> None:
+    points = shape_points(5, np.zeros(3), np.array([0.03, 0.03, 0.1]))
+    assert np.linalg.norm(points[:, :2], axis=1).max() == pytest.approx(0.03)
+
+
+def test_support_height_takes_the_highest_surface_below_the_point() -> None:
+    low = shape_points(6, np.array([0.0, 0.0, 0.5]), np.array([1.0, 1.0, 0.1]))
+    high = shape_points(6, np.array([0.5, 0.0, 1.0]), np.array([0.1, 0.1, 0.1]))
+    assert support_height([low, high], np.array([0.5, 0.05]), 0.0) == pytest.approx(1.1)
+    assert support_height([low, high], np.array([0.0, 0.0]), 0.0) == pytest.approx(0.6)
+    assert support_height([low, high], np.array([3.0, 0.0]), 0.25) == 0.25
+
+
+def test_small_helpers() -> None:
+    np.testing.assert_allclose(clip_norm(np.array([3.0, 4.0]), 1.0), [0.6, 0.8])
+    np.testing.assert_allclose(clip_norm(np.array([0.3, 0.4]), 1.0), [0.3, 0.4])
+    assert [ramp(x, 1.0, 3.0) for x in (0.0, 2.0, 4.0)] == [0.0, 0.5, 1.0]
+    assert category("akita_black_bowl_12") == "akita_black_bowl"
+
+
+@pytest.mark.parametrize("arguments", [{"episodes": 0}, {"split": "test"}, {"suite": "libero_gaol"}, {"tasks": [99]}])
+def test_evaluate_refuses_bad_arguments(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=str(next(iter(arguments.values()))).strip("[]")):
+        evaluate(**arguments)
+
+
+@pytest.fixture(scope="module", params=[1, 8])
+def simulator(request: pytest.FixtureRequest) -> Iterator[Any]:
+    pytest.importorskip("libero")
+    from rlt_gym.libero.bootstrap import prepare_libero
+
+    prepare_libero(embedded_assets())
+    import libero.libero
+
+    # another test may have imported LIBERO for another pack before
+    libero.libero._assets_path_cache = str(embedded_assets())
+    from rlt_gym.libero.simulator import LiberoSimulator
+
+    yield LiberoSimulator("libero_goal", request.param)
+
+
+def lifted(simulator: Any, expert: ScriptedExpert) -> None:
+    """Let the expert pick up the object and carry it for a moment."""
+    for _ in range(MAX_STEPS):
+        simulator.step_chunk(expert.act()[None], observe=False)
+        if expert.stage == "carry" and expert.scene.points(expert.goals[0][1])[:, 2].min() > 0.93:
+            return
+    raise AssertionError(f"the expert never lifted the object, it is in stage {expert.stage}")
+
+
+@pytest.mark.sim
+def test_reaches_liberos_success_predicate(simulator: Any) -> None:
+    simulator.reset("eval", 0, observe=False)
+    expert = ScriptedExpert(simulator.problem)
+    success, steps = run_episode(simulator, expert, np.random.default_rng(0), MAX_STEPS)
+    assert success and simulator.problem._check_success()
+    assert steps < MAX_STEPS
+
+
+@pytest.mark.sim
+def test_grasps_again_what_was_dropped(simulator: Any) -> None:
+    simulator.reset("eval", 1, observe=False)
+    expert = ScriptedExpert(simulator.problem)
+    lifted(simulator, expert)
+    simulator.step_chunk(np.tile([0, 0, 0, 0, 0, 0, -1.0], (8, 1)), observe=False)
+    assert not expert.scene.holds(expert.goals[0][1])
+    stages = set()
+    for _ in range(MAX_STEPS):
+        done = simulator.step_chunk(expert.act()[None], observe=False).success
+        stages.add(expert.stage)
+        if done:
+            break
+    assert done and {"approach", "grasp", "carry"} <= stages
+
+
+@pytest.mark.sim
+def test_takes_over_in_the_middle_of_an_episode(simulator: Any) -> None:
+    simulator.reset("eval", 2, observe=False)
+    lifted(simulator, ScriptedExpert(simulator.problem))
+    successor = ScriptedExpert(simulator.problem)
+    assert successor.stage == "carry"
+    success, _ = run_episode(simulator, successor, np.random.default_rng(0), MAX_STEPS)
+    assert success
+
+
+@pytest.mark.sim
+def test_actions_are_bounded_reproducible_and_labelled(simulator: Any) -> None:
+    runs = []
+    for _ in range(2):
+        simulator.reset("eval", 3, observe=False)
+        expert = ScriptedExpert(simulator.problem, noise=0.5)
+        expert.reset(np.random.default_rng(7))
+        pairs = []
+        for _ in range(15):
+            action = expert.act()
+            assert action.shape == (7,) and np.all(np.abs(action) <= 1.0)
+            pairs.append(np.stack([action, expert.clean_action]))
+            simulator.step_chunk(action[None], observe=False)
+        runs.append(np.stack(pairs))
+    np.testing.assert_array_equal(runs[0], runs[1])
+    played, label = runs[0][:, 0], runs[0][:, 1]
+    assert np.abs(played[:, :3] - label[:, :3]).max() > 0.05
+    np.testing.assert_array_equal(played[:, 3:], label[:, 3:])
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("arguments", [{"noise": 1.5}, {"noise": -0.1}, {"speed": 0.0}])
+def test_refuses_bad_settings(simulator: Any, arguments: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        ScriptedExpert(simulator.problem, **arguments)
