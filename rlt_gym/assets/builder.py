@@ -28,8 +28,9 @@ from rlt_gym.libero.bootstrap import cache_dir
 
 # LIBERO's contact predicates count the geoms of group 0 only, its renderer draws those of group 1 only.
 COLLISION, VISUAL = "0", "1"
-# Stiff, as thin walls need, but no stiffer than twice robosuite's time step of 2 ms, below which MuJoCo clamps anyway.
-CONTACT = {"friction": "0.95 0.3 0.1", "solref": "0.004 1", "solimp": "0.99 0.998 0.001"}
+# A contact closes within 8 ms: stiff enough to hold thin walls, soft enough that things that were put into each other
+# are pushed apart and not shot across the room.
+CONTACT = {"friction": "0.95 0.3 0.1", "solref": "0.008 1", "solimp": "0.98 0.998 0.001"}
 
 
 def _numbers(values: Iterable[float]) -> str:
