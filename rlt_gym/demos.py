@@ -249,8 +249,12 @@ def resize_frames(frames: np.ndarray, size: int) -> np.ndarray:
             f"Frames are {frames.shape[1:3]}; they must be square with an edge that is a multiple of {size}."
         )
     factor = edge // size
-    blocks = frames.reshape(len(frames), size, factor, size, factor, 3).astype(np.uint16)
-    return ((blocks.sum(axis=(2, 4)) + factor * factor // 2) // (factor * factor)).astype(np.uint8)
+    # adding shifted views is several times faster than a sum over the axes of a reshaped array
+    total = np.full((len(frames), size, size, 3), factor * factor // 2, dtype=np.uint32 if factor > 15 else np.uint16)
+    for dy in range(factor):
+        for dx in range(factor):
+            total += frames[:, dy::factor, dx::factor]
+    return (total // (factor * factor)).astype(np.uint8)
 
 
 @dataclass
