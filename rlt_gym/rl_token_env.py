@@ -177,6 +177,7 @@ def make_rl_token_vec(
     vla: "str | os.PathLike[str] | FrozenVLA" = "mini",
     rl_token: "str | os.PathLike[str] | RLTokenEncoder" = "auto",
     device: str = "cpu",
+    render: str = "fast",
     **raw_env_kwargs: Any,
 ) -> RLTokenVectorEnv:
     """
@@ -189,6 +190,7 @@ def make_rl_token_vec(
     :param vla: ``"mini"``, a ``.safetensors`` path, or a FrozenVLA.
     :param rl_token: ``"auto"``, a ``.safetensors`` path, or an encoder.
     :param device: Where VLA and encoder run.
+    :param render: ``"fast"``, the pictures that the shipped MiniVLA was trained on, or ``"exact"``, LIBERO's own.
     :param raw_env_kwargs: Further arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv`.
     :return: The environment.
     :raises ValueError: If an argument is wrong; no process has been started then.
@@ -201,7 +203,7 @@ def make_rl_token_vec(
     encoder = load_rl_token(rl_token, loaded, device)
     check_chunk_length(chunk_length, loaded)
     env = LiberoVectorEnv(
-        num_envs=num_envs, suite=suite, task_ids=task_ids, chunk_length=chunk_length, **raw_env_kwargs
+        num_envs=num_envs, suite=suite, task_ids=task_ids, chunk_length=chunk_length, render=render, **raw_env_kwargs
     )
     try:
         return RLTokenVectorEnv(env, loaded, encoder, device)
