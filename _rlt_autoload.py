@@ -1,8 +1,8 @@
 """Makes ``gymnasium.make("RLToken-LIBERO-v0")`` work with no import of ours.
 
 Gymnasium 1.0 dropped its ``gymnasium.envs`` entry points, so nothing tells it of installed environments. The file
-``rlt-gymnasium.pth`` beside the installed packages makes Python import this module at start-up. It must stay cheap: all it
-does is to wait for an import of Gymnasium, if one ever comes, and to import ``rlt_gym``, which registers the ids, after it.
+``rlt-gymnasium.pth`` beside the installed packages makes Python import this module at start-up. It must stay cheap:
+it waits for an import of Gymnasium, if one ever comes, and then imports ``rlt_gym``, which registers the ids.
 """
 
 import sys

@@ -65,7 +65,7 @@ def parse(command: str, args: Sequence[str]) -> Any:
     from jsonargparse import ArgumentParser
 
     config_class = _load(COMMANDS[command][0])
-    parser = ArgumentParser(prog=f"rlt {command}", description=COMMANDS[command][2])
+    parser = ArgumentParser(prog=f"rlt {command}", description=COMMANDS[command][2], allow_abbrev=False)
     parser.add_argument("--config", action="config", help="YAML file with settings; later arguments override it")
     parser.add_class_arguments(config_class, as_group=False, as_positional=True)
     settings = parser.instantiate(parser.parse_args(list(args)))

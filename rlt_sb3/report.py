@@ -111,7 +111,9 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
     from matplotlib.figure import Figure
 
     metrics = read_metrics(run)
-    q_names = [name for name in ("train/q_data", "train/q_policy", "train/realised_return") if name in metrics]
+    q_names = [
+        name for name in ("train/q_mean", "train/actor_q", "train/target_mean", "train/q_gap") if name in metrics
+    ]
     steps = metrics.get("time/control_steps", np.array([]))
     figure = Figure(figsize=(8, 6 if q_names else 4), layout="constrained")
     FigureCanvasAgg(figure)

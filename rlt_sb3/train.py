@@ -76,6 +76,21 @@ def check_device(device: str) -> None:
         ) from error
 
 
+def _check_rlt(settings: dict[str, Any]) -> None:
+    """Refuse unknown settings of the algorithm before a simulator starts.
+
+    :raises ValueError: names what there is
+    """
+    from inspect import signature
+
+    from rlt_sb3 import RLT
+
+    known = [name for name in signature(RLT.__init__).parameters if name != "self"]
+    unknown = sorted(set(settings) - set(known))
+    if unknown:
+        raise ValueError(f"RLT has no setting {', '.join(unknown)}; there is {', '.join(known)}.")
+
+
 class _Run:
     """The state that the phases of :func:`train` share."""
 
@@ -127,6 +142,7 @@ def train(config: TrainConfig) -> TrainResult:
 
     check_device(config.env.device or "cpu")
     check_device(config.rlt.get("device", "cpu"))
+    _check_rlt(config.rlt)
     torch.set_num_threads(config.torch_threads)
     env = make_env(config.env, "eval", config.seed)
     files = RunDir.create(Path(config.out) / config.name)

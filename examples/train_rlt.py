@@ -1,0 +1,55 @@
+"""Train RLT on a LIBERO task from Python: plain Gymnasium and Stable-Baselines3.
+
+python examples/train_rlt.py --chunks 4000
+"""
+
+import argparse
+
+import gymnasium as gym
+from stable_baselines3.common.vec_env import VecMonitor
+
+from rlt_sb3 import RLT, GymnasiumVecEnv
+from rlt_sb3.evaluation import compare, evaluate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--env", default="RLToken-LIBERO-v0")
+    parser.add_argument("--suite", default="libero_goal")
+    parser.add_argument("--task", type=int, default=1)
+    parser.add_argument("--num-envs", type=int, default=2)
+    parser.add_argument("--chunks", type=int, default=4000)
+    parser.add_argument("--states", type=int, default=50)
+    parser.add_argument("--learning-starts", type=int, default=500)
+    parser.add_argument("--critic-warmup-updates", type=int, default=500)
+    parser.add_argument("--save", default="rlt.zip")
+    args = parser.parse_args()
+
+    # The frozen VLA and the RL token live in the environment; the simulators in processes of their own.
+    env = gym.make_vec(args.env, num_envs=args.num_envs, suite=args.suite, task_ids=[args.task])
+    try:
+        vla = evaluate("vla", env, args.states, name="frozen VLA")
+        print("frozen VLA:", vla)
+
+        venv = VecMonitor(GymnasiumVecEnv(env), info_keywords=("is_success",))
+        venv.set_options({"init_states": "train"})
+        model = RLT(
+            "MultiInputPolicy",
+            venv,
+            learning_starts=args.learning_starts,
+            critic_warmup_updates=args.critic_warmup_updates,
+            seed=0,
+            device="cpu",
+        )
+        model.learn(total_timesteps=args.chunks, progress_bar=True)
+        model.save(args.save)
+
+        rlt = evaluate(model, env, args.states, name="RLT")
+        print("RLT:       ", rlt)
+        print(compare(vla, rlt))
+    finally:
+        env.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The rlt command: help, configuration files and overrides, errors, exit status."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlt_sb3.cli import COMMANDS, main, parse, usage
+
+ROOT = Path(__file__).parent.parent
+# `module:id` lets Gymnasium import the module that registers the id.
+TOY = """
+name: toy
+env: {id: "toy_env:ToyRLToken-v0", num_envs: 2}
+rlt: {learning_starts: 20, batch_size: 16, critic_warmup_updates: 5, utd: 1.0, policy_kwargs: {net_arch: [16]}}
+evaluation: {n_states: 4, selection_states: 2, selection_every: 40, record_states: 2}
+total_chunks: 60
+"""
+
+
+def run(*args, **kwargs):
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "rlt_sb3", *map(str, args)],
+        capture_output=True, text=True, env=environment, timeout=300, **kwargs,
+    )  # fmt: skip
+
+
+def test_help_is_quick_to_reach():
+    """No torch, no simulator, no argument parser for the overview."""
+    code = (
+        "import sys; from rlt_sb3.cli import main; main(['--help']);"
+        "print({'torch', 'stable_baselines3', 'jsonargparse', 'libero', 'gymnasium'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+    for command in COMMANDS:
+        assert f"  {command} " in done.stdout
+
+
+def test_module_is_the_command():
+    assert run("--help").stdout.strip() == usage()
+    assert re.fullmatch(r"\d+\.\d+\.\d+", run("--version").stdout.strip())
+
+
+def test_readme_table_lists_every_command():
+    readme = (ROOT / "README.md").read_text()
+    assert set(re.findall(r"^\| `rlt ([a-z-]+)", readme, flags=re.M)) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(command, ["--help"])
+    assert stop.value.code == 0
+    assert "--config" in capsys.readouterr().out
+
+
+def test_config_file_and_overrides(tmp_path):
+    (tmp_path / "c.yaml").write_text(TOY)
+    config = parse("train", ["--config", str(tmp_path / "c.yaml"), "--env.num_envs", "3", "--rlt.bc_coef", "1e-1"])
+    assert (config.name, config.env.num_envs, config.total_chunks) == ("toy", 3, 60)
+    assert config.rlt["bc_coef"] == 0.1 and config.rlt["batch_size"] == 16
+    assert config.evaluation.n_states == 4 and config.evaluation.videos
+    assert parse("eval", ["runs/x", "--model", "vla"]).run == "runs/x"
+
+
+def test_train_eval_report(tmp_path):
+    (tmp_path / "c.yaml").write_text(TOY)
+    done = run("train", "--config", tmp_path / "c.yaml", "--out", tmp_path / "runs", "--seed", 3)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "runs" / "toy"
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    assert saved["seed"] == 3 and saved["env"]["num_envs"] == 2
+    assert parse("train", ["--config", str(folder / "config.yaml")]).seed == 3
+    assert "about" in done.stderr and "left" in done.stderr  # the progress bar with its estimate
+
+    assert run("eval", folder, "--n_states", 3).returncode == 0
+    (folder / "report.html").unlink()
+    assert run("report", folder).returncode == 0
+    assert (folder / "report.html").is_file()
+
+
+def test_errors_are_one_line_and_status_2(tmp_path, capsys):
+    assert main([]) == 2
+    assert main(["trian"]) == 2
+    assert "unknown command 'trian'; choose one of collect" in capsys.readouterr().err
+    assert main(["report", str(tmp_path)]) == 2
+    assert main(["eval", str(tmp_path)]) == 2
+    assert main(["train", "--total_chunks", "0", "--out", str(tmp_path)]) == 2
+    assert "total_chunks must be at least 1, got 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        parse("train", ["--total_chunk", "many"])
+    assert stop.value.code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupt_saves_and_exits_130(tmp_path):
+    (tmp_path / "c.yaml").write_text(TOY)
+    command = [sys.executable, "-m", "rlt_sb3", "train", "--config", tmp_path / "c.yaml", "--out", tmp_path / "runs"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*map(str, command), "--total_chunks", "1000000"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        metrics = tmp_path / "runs" / "toy" / "metrics.csv"
+        while process.poll() is None and not (metrics.is_file() and metrics.stat().st_size):
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    finally:
+        process.kill()
+        process.wait()
+    assert (metrics.parent / "model.zip").stat().st_size > 0

@@ -1,0 +1,73 @@
+"""Every example, every shipped configuration and the README's Python blocks run, with small arguments."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlt_sb3.cli import parse
+from rlt_sb3.config import EnvConfig
+from rlt_sb3.train import train
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted((ROOT / "examples" / "configs").glob("*.yaml"))
+ARGUMENTS = {
+    "train_rlt.py": [
+        "--env",
+        "toy_env:ToyRLToken-v0",
+        "--chunks",
+        "40",
+        "--states",
+        "4",
+        "--learning-starts",
+        "20",
+        "--critic-warmup-updates",
+        "5",
+    ],
+    "vector_env.py": ["--env", "toy_env:ToyRLToken-v0", "--episodes", "3"],
+}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_example(path, tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(path), *ARGUMENTS[path.name]],
+        capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "success" in done.stdout or "frozen VLA: 2/4" in done.stdout
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_shipped_config(path, tmp_path):
+    """Its settings are accepted, and the run they describe works on the toy environment, shortened."""
+    config = parse("train", ["--config", str(path)])
+    config.check()
+    assert config.evaluation.n_states >= 50 or "quick" in path.name
+    config.env = EnvConfig(id="ToyRLToken-v0", num_envs=config.env.num_envs)
+    config.out = str(tmp_path)
+    config.progress = False
+    config.total_chunks = 40
+    config.evaluation.n_states = config.evaluation.selection_states = 4
+    config.rlt |= {"learning_starts": 20, "critic_warmup_updates": 5, "batch_size": 16}
+    import toy_env  # noqa: F401
+
+    assert train(config).rlt.n == 4
+
+
+@pytest.mark.sim
+def test_readme_python_blocks(tmp_path, monkeypatch):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    for block in blocks:
+        # Few chunks: the test is that every line runs.
+        short = block.replace("total_timesteps=4000", "total_timesteps=4")
+        assert short != block
+        done = subprocess.run([sys.executable, "-c", short], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "rlt.zip").stat().st_size > 0

@@ -1,0 +1,236 @@
+"""A whole run on the toy environment: what it leaves behind, and that evaluation and training stay apart."""
+
+import csv
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import toy_env
+import yaml
+
+from rlt_sb3.config import EnvConfig, EvalConfig, EvalSettings, TrainConfig, load_config, save_config
+from rlt_sb3.eval_run import evaluate_run
+from rlt_sb3.evaluation import Evaluation
+from rlt_sb3.report import read_metrics
+from rlt_sb3.run_dir import RunDir, replacing
+from rlt_sb3.train import train
+
+SMALL_RLT = {"learning_starts": 20, "batch_size": 16, "critic_warmup_updates": 5, "utd": 1.0, "n_critics": 2}
+
+
+def small(tmp_path, **changes):
+    config = TrainConfig(
+        name="toy",
+        out=str(tmp_path),
+        env=EnvConfig(id="ToyRLToken-v0", num_envs=2),
+        rlt=SMALL_RLT | {"policy_kwargs": {"net_arch": [16]}},
+        evaluation=EvalSettings(n_states=6, selection_states=4, selection_every=40, record_states=3),
+        total_chunks=100,
+        log_interval=2,
+        progress=False,
+    )
+    for key, value in changes.items():
+        setattr(config, key, value)
+    return config
+
+
+@pytest.fixture
+def spied(monkeypatch):
+    """The environments that a run makes."""
+    made = []
+    original = toy_env.ToyVectorEnv.__init__
+
+    def init(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(toy_env.ToyVectorEnv, "__init__", init)
+    return made
+
+
+def test_run_leaves_everything(tmp_path, spied, capsys):
+    result = train(small(tmp_path))
+    run = tmp_path / "toy"
+    assert result.run == run
+    for name in (
+        "model.zip best_model.zip config.yaml metrics.csv evaluations.json evaluations.csv learning_curve.png "
+        "before.mp4 after.mp4 report.html"
+    ).split():
+        assert (run / name).stat().st_size > 0, name
+    assert list((run / "tensorboard").glob("events*"))
+    assert not list(run.glob(".*"))
+
+    # One set of workers served everything, and was closed.
+    (env,) = spied
+    assert env.closed_workers
+    assert (result.vla.successes, result.vla.n) == (3, 6)
+    # Every crossing of 40, 80 and the end: ceil(100 / 40)
+    assert [point.chunks for point in result.selection] == [40, 80, 100]
+    data = json.loads((run / "evaluations.json").read_text())
+    assert data["training"]["chunks"] == 100
+    assert data["training"]["control_steps"] == 200
+    assert Evaluation.from_dict(data["rlt"]).rows == result.rlt.rows
+    assert data["vla_selection"]["successes"] == 2
+    with (run / "evaluations.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 6 + 4 + 6
+
+    page = (run / "report.html").read_text()
+    assert "3/6" in page and "McNemar" in page
+    assert "http://" not in page and "https://" not in page and 'src="data:video/mp4;base64,' in page
+    out = capsys.readouterr().out
+    assert "frozen VLA" in out and "3/6" in out and "paired on the same 6 held-out initial states" in out
+
+
+def test_training_and_evaluation_stay_apart(tmp_path, spied):
+    train(small(tmp_path))
+    (env,) = spied
+    # Only the 50 vector steps of training were played on training states.
+    assert env.split_of_steps.count("train") == 50
+    runs = [env.split_of_steps[0]]
+    for split in env.split_of_steps[1:]:
+        if split != runs[-1]:
+            runs.append(split)
+    assert runs == ["eval", "selection", "train", "selection", "train", "selection", "train", "selection", "eval"]
+    # Coming back to training starts other training states each time.
+    seeds = [tuple(s) for s, split in zip(env.seeds, env.splits, strict=True) if split == "train"]
+    assert len(seeds) == 3 and len(set(seeds)) == 3
+
+
+def test_no_return_crosses_an_evaluation(tmp_path, monkeypatch):
+    from rlt_sb3 import ChunkReplayBuffer
+
+    cut_at = []
+    original = ChunkReplayBuffer.end_trajectories
+    monkeypatch.setattr(
+        ChunkReplayBuffer, "end_trajectories", lambda self: (cut_at.append(self.size()), original(self))
+    )
+    train(small(tmp_path))
+    # Two envs: 40 chunks are 20 rows; every transition of the rollout before the evaluation is stored by then.
+    assert [size for size in cut_at if size] == [20, 40]
+
+
+def test_same_seed_same_run(tmp_path):
+    from rlt_sb3 import RLT
+
+    models = []
+    for _ in range(2):
+        result = train(small(tmp_path, evaluation=EvalSettings(4, 2, 40, videos=False)))
+        models.append(RLT.load(result.run / "model.zip", device="cpu").policy.state_dict())
+    assert result.run == tmp_path / "toy-2"
+    assert not (result.run / "before.mp4").exists()
+    for key, value in models[0].items():
+        np.testing.assert_array_equal(value.numpy(), models[1][key].numpy(), err_msg=key)
+
+
+def test_budgets(tmp_path):
+    result = train(small(tmp_path, total_control_steps=60))
+    assert result.selection[-1].control_steps == 60
+    result = train(small(tmp_path, max_minutes=1e-6))
+    assert result.selection[-1].chunks == 2
+
+
+def test_best_model_is_never_worse_than_the_vla_on_the_selection_states(tmp_path, monkeypatch, capsys):
+    """A model that does everything wrong is warned about and not kept."""
+    from rlt_sb3 import RLT
+
+    def spoiled(self, observation, *args, **kwargs):
+        action = observation["vla_ref"].copy()
+        return (-np.ones_like(action) if self.num_timesteps else action), None
+
+    monkeypatch.setattr(RLT, "predict", spoiled)
+    config = small(tmp_path, evaluation=EvalSettings(4, 24, 40, videos=False))
+    result = train(config)
+    assert all(point.evaluation.successes == 0 for point in result.selection)
+    assert "WARNING: RLT is below the frozen VLA's 95 % interval" in capsys.readouterr().out
+    best = RLT.load(tmp_path / "toy" / "best_model.zip", device="cpu")
+    assert best.num_timesteps == 0
+
+
+def test_interrupt_saves(tmp_path, monkeypatch, spied):
+    from rlt_sb3 import RLT
+    from rlt_sb3.callbacks import BudgetCallback
+
+    def interrupt(self):
+        if self.num_timesteps >= 60:
+            raise KeyboardInterrupt
+        return True
+
+    monkeypatch.setattr(BudgetCallback, "_on_step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(small(tmp_path))
+    assert RLT.load(tmp_path / "toy" / "model.zip", device="cpu").num_timesteps == 60
+    data = json.loads((tmp_path / "toy" / "evaluations.json").read_text())
+    assert data["training"]["chunks"] == 60 and len(data["selection"]) == 1 and "rlt" not in data
+    assert spied[0].closed_workers
+    # What an interrupted run has can still be shown and evaluated.
+    from rlt_sb3.report import write_report
+
+    assert "no final evaluation" in write_report(tmp_path / "toy").read_text()
+    evaluate_run(EvalConfig(run=str(tmp_path / "toy"), model="last", progress=False))
+
+
+def test_evaluate_run_needs_no_settings(tmp_path, capsys):
+    result = train(small(tmp_path))
+    again = evaluate_run(EvalConfig(run=str(result.run), progress=False))
+    assert again.rows == result.rlt.rows
+    vla = evaluate_run(EvalConfig(run=str(result.run), model="vla", num_envs=3, progress=False))
+    assert vla.rows == result.vla.rows
+    data = json.loads((result.run / "eval-best-eval.json").read_text())
+    assert data["per_task"]["7"]["n"] == 6
+    assert "'fixed'" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="There is no model"):
+        evaluate_run(EvalConfig(run=str(result.run), model="bset", progress=False))
+    with pytest.raises(ValueError, match="A run is the folder"):
+        evaluate_run(EvalConfig(run=str(tmp_path / "nothing"), progress=False))
+    with pytest.raises(ValueError, match="Unknown split"):
+        evaluate_run(EvalConfig(run=str(result.run), split="test", progress=False))
+
+
+def test_metrics_survive_and_increase(tmp_path):
+    result = train(small(tmp_path))
+    metrics = read_metrics(result.run)
+    steps = metrics["time/total_timesteps"]
+    assert len(steps) > 5
+    assert {"selection/success_rate", "selection/vla_success_rate", "rollout/success_rate"} <= set(metrics)
+    known = steps[~np.isnan(steps)]
+    assert (np.diff(known) >= 0).all()
+
+
+def test_bad_settings_start_nothing(tmp_path, spied):
+    for changes, match in (
+        ({"total_chunks": 0}, "total_chunks must be at least 1, got 0"),
+        ({"max_minutes": -1}, "max_minutes"),
+        ({"name": "a/b"}, "plain folder name"),
+        ({"rlt": {"seed": 3}}, "rlt may not contain"),
+        ({"rlt": {"bc_coeff": 3}}, "bc_coeff"),
+        ({"rlt": {"device": "cuda:99"}}, "cuda:99"),
+        ({"env": EnvConfig(id="ToyRLToken-v0", suite="unknown")}, "Unknown suite"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            train(small(tmp_path, **changes))
+    assert spied == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_config_round_trip(tmp_path):
+    config = small(tmp_path)
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"nam": "x"}))
+    with pytest.raises(ValueError, match="nam"):
+        load_config(tmp_path / "config.yaml")
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), replacing(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    assert [RunDir.create(tmp_path / "run").path.name for _ in range(3)] == ["run", "run-2", "run-3"]
+
+
+def test_toy_env_is_registered():
+    assert gym.make_vec("ToyRLToken-v0", num_envs=1).num_envs == 1
