@@ -21,7 +21,7 @@ SPLITS = ("train", "selection", "eval")
 class Predictor(Protocol):
     """What has Stable-Baselines3's ``predict``."""
 
-    def predict(self, observation: Any, deterministic: bool = False) -> tuple[np.ndarray, Any]: ...
+    def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[np.ndarray, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def evaluate(
         pairs = [(n_envs - 1 - i) + played[i] * n_envs for i in range(n_envs)]
         _record(env, frames, [pair if pair < min(record_states, n_states) else None for pair in pairs])
         obs, _, terminations, truncations, infos = env.step(act(obs))
-        for i in np.flatnonzero(terminations | truncations):
+        for i in np.flatnonzero(terminations | truncations).tolist():
             final = infos["final_info"]
             row = StateResult(
                 pair=pairs[i],

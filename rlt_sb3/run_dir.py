@@ -99,7 +99,7 @@ def write_video(path: Path, frames: list[np.ndarray], fps: int = 5, width: int =
     with replacing(path) as temporary:
         with imageio.get_writer(temporary, fps=fps, codec="libx264", macro_block_size=2, quality=7) as writer:
             for frame in frames:
-                writer.append_data(np.repeat(np.repeat(frame, scale, axis=0), scale, axis=1))
+                writer.append_data(np.repeat(np.repeat(frame, scale, axis=0), scale, axis=1))  # type: ignore[attr-defined]
 
 
 def machine() -> dict[str, Any]:

@@ -210,7 +210,7 @@ def _learn(run: _Run, baseline: Evaluation) -> tuple[Any, SelectionCallback]:
     from stable_baselines3.common.logger import CSVOutputFormat, Logger, TensorBoardOutputFormat
     from stable_baselines3.common.vec_env import VecMonitor
 
-    from rlt_sb3 import RLT, GymnasiumVecEnv
+    from rlt_sb3 import RLT, ChunkReplayBuffer, GymnasiumVecEnv
     from rlt_sb3.callbacks import BudgetCallback, SelectionCallback
 
     config, files, progress = run.config, run.files, run.progress
@@ -226,6 +226,7 @@ def _learn(run: _Run, baseline: Evaluation) -> tuple[Any, SelectionCallback]:
 
     def restart() -> Any:
         # The replay buffer must not read an evaluation as the continuation of the episodes before it.
+        assert isinstance(model.replay_buffer, ChunkReplayBuffer)
         model.replay_buffer.end_trajectories()
         # Coming back to the training states starts their sequence over: another seed gives other states.
         venv.seed(config.seed + 10_007 * len(selection.points))
