@@ -367,6 +367,26 @@ def test_drawers_are_hollow_and_open(settled: Any) -> None:
 
 
 @pytest.mark.sim
+def test_drawers_and_knob_move_freely(settled: Any) -> None:
+    """They touch nothing of their fixture, so that a light pull opens them against the damping of 50 N s/m."""
+    model, data = settled.sim.model, settled.sim.data
+    joints = [f"wooden_cabinet_1_{level}_level" for level in ("top", "middle", "bottom")]
+    for joint in joints:
+        data.qfrc_applied[model.get_joint_qvel_addr(joint)] = -20.0
+    _idle(settled, 10)
+    data.qfrc_applied[:] = 0.0
+    for joint in joints:
+        assert data.get_joint_qpos(joint) < -0.1
+        data.set_joint_qpos(joint, 0.0)
+        data.set_joint_qvel(joint, 0.0)
+    settled.sim.forward()
+    fixtures = ("wooden_cabinet_1", "flat_stove_1", "wine_rack_1")
+    for contact in data.contact[: data.ncon]:
+        names = [model.body_id2name(model.geom_bodyid[geom]) for geom in (contact.geom1, contact.geom2)]
+        assert not all(name.startswith(fixtures) for name in names), names
+
+
+@pytest.mark.sim
 def test_knob_turns_the_stove_on(settled: Any) -> None:
     settled.sim.data.set_joint_qpos("flat_stove_1_button", 0.0)
     settled.sim.forward()

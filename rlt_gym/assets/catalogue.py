@@ -302,7 +302,7 @@ def _drawer(level: str, region_z: float, centre_z: float) -> Part:
     return Part(
         f"cabinet_{level}",
         shapes=(
-            slab("dark_wood", (-0.1060, -0.0780, z - 0.0343), (0.1127, -0.0648, z + 0.0343), shown=False),
+            slab("dark_wood", (-0.1060, -0.0780, z - 0.0338), (0.1127, -0.0648, z + 0.0338), shown=False),
             # Drawn smaller than it is: the dark joints between the fronts show that there are three drawers.
             slab("drawer_wood", (-0.1020, -0.0780, z - 0.0305), (0.1087, -0.0648, z + 0.0305), solid=False),
             slab("dark_wood", (-0.1034, 0.0872, floor + 0.0003), (0.1101, 0.0943, z + 0.0326)),
@@ -320,7 +320,8 @@ def _drawer(level: str, region_z: float, centre_z: float) -> Part:
 
 
 def _cabinet_shelf(top: float) -> Box:
-    return slab("dark_wood", (-0.1078, -0.0705, top - 0.0022), (0.1157, 0.1082, top))
+    # Begins behind the fronts of the drawers, which reach a little below it.
+    return slab("dark_wood", (-0.1078, -0.0630, top - 0.0022), (0.1157, 0.1082, top))
 
 
 WOODEN_CABINET = Asset(
