@@ -100,9 +100,7 @@ def collect(config: CollectConfig) -> list[Path]:
         env.close()
 
 
-def _collect_task(
-    env: LiberoVectorEnv, task: LiberoTask, config: CollectConfig, provenance: dict[str, Any]
-) -> Path:
+def _collect_task(env: LiberoVectorEnv, task: LiberoTask, config: CollectConfig, provenance: dict[str, Any]) -> Path:
     path = Path(config.out) / f"{task.suite}_{task.task_id}.hdf5"
     path.parent.mkdir(parents=True, exist_ok=True)
     tried = 0
@@ -112,8 +110,12 @@ def _collect_task(
     ):
         while writer.num_demos < config.demos:
             if tried >= 2 * config.demos + 2 * env.num_envs:
-                raise RuntimeError(f"The expert solved {writer.num_demos} of {tried} episodes of {task.name}; giving up")
-            indices = [_FIRST_INDEX + (config.seed * 1000 + tried + env_id) % _FIRST_INDEX for env_id in range(env.num_envs)]
+                raise RuntimeError(
+                    f"The expert solved {writer.num_demos} of {tried} episodes of {task.name}; giving up"
+                )
+            indices = [
+                _FIRST_INDEX + (config.seed * 1000 + tried + env_id) % _FIRST_INDEX for env_id in range(env.num_envs)
+            ]
             episodes = _record(env, task, indices, config)
             tried += env.num_envs
             for index, episode in zip(indices, episodes, strict=True):
@@ -123,7 +125,9 @@ def _collect_task(
     return path
 
 
-def _record(env: LiberoVectorEnv, task: LiberoTask, indices: Sequence[int], config: CollectConfig) -> list[dict[str, Any]]:
+def _record(
+    env: LiberoVectorEnv, task: LiberoTask, indices: Sequence[int], config: CollectConfig
+) -> list[dict[str, Any]]:
     arguments = [
         {
             "task_id": task.task_id,

@@ -32,7 +32,6 @@ START_NOISE = 0.02
 _SAMPLED_SUBSTEP = 23
 
 
-
 @dataclass
 class ChunkResult:
     """
@@ -89,7 +88,9 @@ class LiberoSimulator:
             self.problem.control_freq == 20,
         )
         if not all(settings):
-            raise RuntimeError("LIBERO's controller is not the OSC_POSE delta controller at 20 Hz this worker relies on")
+            raise RuntimeError(
+                "LIBERO's controller is not the OSC_POSE delta controller at 20 Hz this worker relies on"
+            )
 
     def _bind(self) -> None:
         """Look names up once instead of at each of 25 substeps."""

@@ -239,9 +239,7 @@ class LiberoVectorEnv(VectorEnv):
             raise ValueError("actions must be finite numbers, got NaN, inf or another type")
         return np.clip(array, -1.0, 1.0).astype(np.float32)
 
-    def step(
-        self, actions: Any
-    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: Any) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """
         Play one chunk in every environment.
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from tqdm import tqdm
 
-from rlt_gym.demos import DemoSet, load_demo_set
+from rlt_gym.demos import DemoFile, DemoSet, expand_paths, load_demo_set
 from rlt_gym.utils.files import git_commit
 from rlt_gym.vla.mini import MiniVLA, MiniVLAConfig, MiniVLANet, normalize_frames
 
@@ -48,6 +48,9 @@ class TrainVLAConfig:
     :param threads: torch threads, ``None`` = leave as they are.
     :param device: Device to train on.
     :param seed: Seed of initialisation, sampling and augmentation.
+    :param eval_states: Play so many selection states of each task afterwards and keep the success rates in the
+        provenance; needs files written by ``rlt collect``. 0 = do not.
+    :param assets: Assets to play them on.
     :param progress: Show a progress bar.
     """
 
@@ -74,6 +77,8 @@ class TrainVLAConfig:
     threads: int | None = 1
     device: str = "cpu"
     seed: int = 0
+    eval_states: int = 0
+    assets: str = "auto"
     progress: bool = True
 
     def __post_init__(self) -> None:
@@ -243,6 +248,9 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
         "success_rates": None,
     }
     MiniVLA(net, provenance).save(config.output)
+    if config.eval_states:
+        provenance["success_rates"] = _success_rates(config)
+        MiniVLA(net, provenance).save(config.output)
     if config.progress:
         print(
             "held-out losses:",
@@ -251,6 +259,20 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
             os.fspath(config.output),
         )
     return MiniVLA.load(config.output)
+
+
+def _success_rates(config: TrainVLAConfig) -> dict[str, Any]:
+    from rlt_gym.vla.success import success_rates
+
+    played: dict[str, Any] = {"split": "selection"}
+    for path in expand_paths(config.demos):
+        with DemoFile(path) as file:
+            suite, task_id = file.env_args["suite"], file.env_args["task_id"]
+        vla = MiniVLA.load(config.output)
+        played |= success_rates(
+            vla, suite, [task_id], config.eval_states, assets=config.assets, progress=config.progress
+        )
+    return played
 
 
 def _optimise(

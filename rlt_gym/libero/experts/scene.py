@@ -147,6 +147,25 @@ class Scene:
             return str(parent) if parent else "main_table"
         return target
 
+    def has_joint(self, region: str) -> bool:
+        """
+        Whether a region belongs to a part that moves on a joint, such as a drawer.
+
+        :param region: site name
+        """
+        site = self.env.object_sites_dict.get(region)
+        return bool(site is not None and site.joints)
+
+    def joint_of(self, region: str) -> tuple[int, int]:
+        """
+        The joint of the part that a region belongs to.
+
+        :param region: site name
+        :return: (joint id, id of the body that moves on it)
+        """
+        joint = int(self.env.sim.model.joint_name2id(self.env.object_sites_dict[region].joints[0]))
+        return joint, int(self.model.jnt_bodyid[joint])
+
     def support(self, target: str, xy: Array) -> float:
         """
         Height of the surface of a goal's object under a point.

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from rlt_gym.libero.experts.drawers import OpenDrawer
 from rlt_gym.libero.experts.geometry import Array, clip_norm, hand_rotation, rotation_vector
 from rlt_gym.libero.experts.scene import Scene
 from rlt_gym.libero.experts.skills import DOWN, HOME_FINGER_AXIS, OPEN, Command, PickPlace
@@ -45,10 +46,8 @@ class ScriptedExpert:
         self.scene = Scene(env)
         self.goals: list[list[str]] = [list(map(str, goal)) for goal in env.parsed_problem["goal_state"]]
         for goal in self.goals:
-            if goal[0].lower() not in ("on", "in") or len(goal) != 3:
-                raise ValueError(
-                    f"no skill for the goal {goal}; supported are (on object target) and (in object target)"
-                )
+            if (goal[0].lower(), len(goal)) not in (("on", 3), ("in", 3), ("open", 2)):
+                raise ValueError(f"no skill for the goal {goal}; supported are (on a b), (in a b) and (open drawer)")
         self.reset(np.random.default_rng(0))
 
     def reset(self, rng: np.random.Generator) -> None:
@@ -58,7 +57,7 @@ class ScriptedExpert:
         :param rng: source of all the expert's randomness
         """
         self._rng = rng
-        self._skill: PickPlace | None = None
+        self._skill: PickPlace | OpenDrawer | None = None
         self._disturbance = np.zeros(3)
         self._last = np.zeros(3)
         self._left = self._next_skill()
@@ -69,7 +68,9 @@ class ScriptedExpert:
         """Take up the first goal that does not hold yet."""
         for goal in self.goals:
             if not self.scene.satisfied(goal):
-                self._skill = PickPlace(self.scene, goal, self._rng)
+                drawer = goal[-1]
+                shut = self.scene.has_joint(drawer) and not self.scene.satisfied(["open", drawer])
+                self._skill = OpenDrawer(self.scene, drawer) if shut else PickPlace(self.scene, goal, self._rng)
                 return True
         self._skill = None
         return False

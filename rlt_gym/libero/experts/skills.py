@@ -246,7 +246,7 @@ class PickPlace:
         xy = scene.position(self.target)[:2]
         if self.target not in scene.env.object_sites_dict:
             return xy, 0.015
-        half = float(scene.env.object_sites_dict[self.target].size[:2].min())
+        half = float(min(scene.env.object_sites_dict[self.target].size[:2]))
         to_base = scene.base_position[:2] - xy
         distance = float(np.linalg.norm(to_base))
         shift = float(np.clip(distance - COMFORTABLE_REACH, 0.0, 0.4 * half))

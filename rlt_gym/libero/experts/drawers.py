@@ -1,0 +1,93 @@
+"""Open a drawer: pinch its handle from the front and pull until LIBERO calls it open."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlt_gym.libero.experts.geometry import Array, hand_rotation, ramp, rotation_vector
+from rlt_gym.libero.experts.scene import Scene
+from rlt_gym.libero.experts.skills import CLOSE, OPEN, Command
+
+
+class OpenDrawer:
+    """
+    Open a sliding drawer by its handle.
+
+    :param scene: the simulation
+    :param region: name of the drawer's region, such as ``wooden_cabinet_1_top_region``
+    """
+
+    standoff = 0.09
+    #: The tips go this far past the middle of the handle, for the pads to hold more of it.
+    depth = 0.01
+    #: Distance of the target that pulls: more would tear the fingers off the handle.
+    pull_length = 0.014
+
+    #: How far the palm looks down, radians.
+    tilt = 0.25
+
+    def __init__(self, scene: Scene, region: str):
+        self.scene = scene
+        self.predicate = ["open", region]
+        self.joint, self.body = scene.joint_of(region)
+        # LIBERO's drawers open towards the end of the joint's range that is farther from 0
+        low, high = scene.model.jnt_range[self.joint]
+        self._sign = -1.0 if abs(low) > abs(high) else 1.0
+        self.stage = "approach"
+        self.count = 0
+        self.anchor = scene.hand_position
+
+    @property
+    def pull(self) -> Array:
+        """(3,) unit vector along which the drawer opens."""
+        return np.array(self.scene.data.xaxis[self.joint]) * self._sign
+
+    def handle(self) -> Array:
+        """
+        :return: (3,) centre of the drawer's part that sticks out most
+        """
+        scene = self.scene
+        geoms = [int(g) for g in np.flatnonzero(scene.model.geom_bodyid == self.body) if scene.model.geom_contype[g]]
+        return np.array(max((scene.data.geom_xpos[g] for g in geoms), key=lambda centre: float(centre @ self.pull)))
+
+    @property
+    def done(self) -> bool:
+        """The drawer is open and the hand has left."""
+        return self.stage == "retreat" and self.count > 14
+
+    def _enter(self, stage: str) -> None:
+        self.stage, self.count, self.anchor = stage, 0, self.scene.hand_position
+
+    def act(self) -> Command:
+        """
+        :return: command for the next control step
+        """
+        self.count += 1
+        scene, pull = self.scene, self.pull
+        hand, handle = scene.hand_position, self.handle() - self.depth * pull
+        # tilted: a level hand stands on edge, as it is wide between the fingers, and would sweep the table
+        palm = -np.cos(self.tilt) * pull - np.array([0.0, 0.0, np.sin(self.tilt)])
+        fingers = np.array([0.0, 0.0, -1.0])
+        near = 1.0 - ramp(float(np.linalg.norm(handle - hand)), 0.04, 0.12)
+        if self.stage == "retreat":
+            target = self.anchor + pull * 0.06 + np.array([0.0, 0.0, 0.02 * max(0, self.count - 5)])
+            return Command(target, OPEN, fingers, palm)
+        if self.stage == "pull":
+            if scene.satisfied(self.predicate) and self.count > 1:
+                self._enter("retreat")
+            elif self.count > 5 and float(np.linalg.norm(handle - hand)) > 0.04:
+                self._enter("approach")  # slipped off
+            return Command(hand + self.pull_length * pull, CLOSE, fingers, palm, 1.0)
+        if self.stage == "grasp":
+            if self.count > 9:
+                self._enter("pull")
+            return Command(handle, CLOSE, fingers, palm, 1.0)
+        wanted = hand_rotation(palm, fingers, scene.local_finger_axis)
+        turned = float(np.linalg.norm(rotation_vector(wanted @ scene.hand_rotation.T)))
+        across = handle - hand
+        across = across - (across @ pull) * pull
+        error = float(np.linalg.norm(across)) + 0.1 * max(0.0, turned - 0.1)
+        away = float(np.clip((error - 0.01) * 2.0, 0.0, self.standoff))
+        if error < 0.014 and abs(float((handle - hand) @ pull)) < 0.012 and scene.opening > 0.05:
+            self._enter("grasp")
+        return Command(handle + away * pull, OPEN, fingers, palm, near)
