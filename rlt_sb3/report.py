@@ -135,9 +135,10 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
         errors = np.abs(bounds.T - rates)
         axes.errorbar(x, rates, yerr=errors, marker="o", capsize=3, color="tab:blue", label="RLT, selection states")
     if "rollout/success_rate" in metrics:
+        known = ~np.isnan(metrics["rollout/success_rate"])
         axes.plot(
-            steps,
-            metrics["rollout/success_rate"],
+            steps[known],
+            metrics["rollout/success_rate"][known],
             color="tab:orange",
             alpha=0.8,
             label="training episodes, with exploration (last 100)",
@@ -165,7 +166,7 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
     axes.grid(alpha=0.3)
     if q_names:
         for name in q_names:
-            known = ~np.isnan(metrics[name])
+            known = ~np.isnan(metrics[name]) & ~np.isnan(steps)
             panels[1].plot(steps[known], metrics[name][known], label=name)
         panels[1].set_ylabel("value")
         panels[1].legend(fontsize=8)
