@@ -38,13 +38,19 @@ class AntiWindupClamp(th.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: th.Tensor) -> th.Tensor:
-        """:param x: any shape; :return: x limited to [-1, 1], exactly x inside"""
+        """
+        :param x: any shape
+        :return: x limited to [-1, 1]; inside exactly x
+        """
         ctx.save_for_backward(x)
         return x.clamp(-1.0, 1.0)
 
     @staticmethod
     def backward(ctx: Any, grad: th.Tensor) -> th.Tensor:
-        """:param grad: gradient of the output; :return: gradient of the input"""
+        """
+        :param grad: gradient of the output
+        :return: gradient of the input
+        """
         (x,) = ctx.saved_tensors
         outward = ((x >= 1.0) & (grad < 0.0)) | ((x <= -1.0) & (grad > 0.0))
         return grad.masked_fill(outward, 0.0)

@@ -1,0 +1,99 @@
+"""Compares what the critic promises at the start of an episode with what then happens."""
+
+import warnings
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+class QGapTracker:
+    """
+    Mean of Q(s0, a0) minus the realised discounted return over recent episodes; counts control steps on the way.
+
+    Over-estimation is how this kind of training fails: critics promise success for actions that never had any, the
+    actor follows, the success rate falls. The gap shows it before the success rate does. Episodes that run into the
+    horizon count with the return they had, without a bootstrap.
+
+    :param n_envs: number of environments
+    :param gamma: discount per control step
+    :param span: width of the range that returns can take
+    :param window: episodes to average over
+    :param limit: warn, once, when the gap exceeds this fraction of ``span`` ...
+    :param patience: ... during this many episodes in a row
+    """
+
+    def __init__(
+        self, n_envs: int, gamma: float, span: float = 1.0, window: int = 100, limit: float = 0.5, patience: int = 30
+    ):
+        self.gamma = gamma
+        self.span = span
+        self.limit = limit
+        self.patience = patience
+        self.gaps: deque[float] = deque(maxlen=window)
+        self.streak = 0
+        self.warned = False
+        self.control_steps = 0
+        self.restart(n_envs)
+
+    def restart(self, n_envs: int) -> None:
+        """
+        Forget the running episodes.
+
+        :param n_envs: number of environments from now on
+        """
+        self.new = np.ones(n_envs, dtype=bool)
+        self.promised = np.full(n_envs, np.nan)  # nan: the critic was not asked at the start of this episode
+        self.returns = np.zeros(n_envs)
+        self.discounts = np.ones(n_envs)
+
+    @property
+    def gap(self) -> float | None:
+        """Mean gap, None before the first finished episode."""
+        return float(np.mean(self.gaps)) if self.gaps else None
+
+    def step(
+        self,
+        chunk_length: int,
+        rewards: np.ndarray,
+        dones: np.ndarray,
+        infos: list[dict[str, Any]],
+        q_function: Callable[[], np.ndarray] | None,
+    ) -> None:
+        """
+        Take note of one vector step.
+
+        :param chunk_length: control steps of a complete chunk
+        :param rewards: (n_envs,), used where ``infos`` has no ``step_rewards``
+        :param dones: (n_envs,)
+        :param infos: ``step_rewards`` and ``chunk_steps`` are read
+        :param q_function: gives Q (n_envs,) of the executed chunks; None while the critic is not trained
+        """
+        if q_function is not None and self.new.any():
+            self.promised[self.new] = q_function()[self.new]
+        self.new = np.array(dones, dtype=bool)
+        for index, info in enumerate(infos):
+            steps = int(info["chunk_steps"]) if "chunk_steps" in info else chunk_length
+            step_rewards = np.asarray(info.get("step_rewards", [rewards[index]]), dtype=float)[:steps]
+            self.control_steps += steps
+            discounted = float(step_rewards @ self.gamma ** np.arange(len(step_rewards)))
+            self.returns[index] += self.discounts[index] * discounted
+            self.discounts[index] *= self.gamma**steps
+            if dones[index]:
+                if not np.isnan(self.promised[index]):
+                    self._add(float(self.promised[index] - self.returns[index]))
+                self.promised[index], self.returns[index], self.discounts[index] = np.nan, 0.0, 1.0
+
+    def _add(self, gap: float) -> None:
+        self.gaps.append(gap)
+        mean = float(np.mean(self.gaps))
+        self.streak = self.streak + 1 if mean > self.limit * self.span else 0
+        if self.streak >= self.patience and not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"Q at episode starts has been above the realised discounted return, by {mean:.2f} on average, for "
+                f"{self.streak} episodes: the critics over-estimate and the actor may follow them away from the VLA. "
+                "Raise bc_coef, n_steps, n_critics or learning_starts, or lower utd.",
+                stacklevel=2,
+            )

@@ -1,0 +1,743 @@
+"""The RLT algorithm: where it starts, what one update does, what is counted, what is saved, and that it learns."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import TD3
+from stable_baselines3.common.buffers import DictReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
+
+from rlt_gym.testing import FakeRLTokenVectorEnv
+from rlt_sb3 import RLT, ChunkReplayBuffer, GymnasiumVecEnv
+from rlt_sb3.common.q_gap import QGapTracker
+from rlt_sb3.rlt.policies import AntiWindupClamp, RLTPolicy, rotation_columns
+
+SMALL = dict(policy_kwargs=dict(net_arch=[32, 32]), batch_size=32, device="cpu", seed=0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = th.get_num_threads()
+    th.set_num_threads(1)
+    yield
+    th.set_num_threads(before)
+
+
+def make_venv(num_envs: int = 2, monitor: bool = True, **kwargs):
+    venv = GymnasiumVecEnv(FakeRLTokenVectorEnv(num_envs, **kwargs))
+    return VecMonitor(venv, info_keywords=("is_success",)) if monitor else venv
+
+
+def make_model(num_envs: int = 2, venv=None, **kwargs) -> RLT:
+    return RLT("MultiInputPolicy", make_venv(num_envs) if venv is None else venv, **(SMALL | kwargs))
+
+
+def fast(**kwargs) -> dict:
+    return dict(learning_starts=16, critic_warmup_updates=4) | kwargs
+
+
+def random_obs(model: RLT, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    obs = {key: rng.normal(size=(batch, *space.shape)) for key, space in model.observation_space.spaces.items()}
+    obs["vla_ref"] = np.clip(1.5 * obs["vla_ref"], -1.0, 1.0)  # many values on the border
+    return {key: value.astype(np.float32) for key, value in obs.items()}
+
+
+class Rows(BaseCallback):
+    """Keeps what was executed and what the actor saw."""
+
+    def _on_training_start(self) -> None:
+        self.obs, self.actions, self.infos = [], [], []
+
+    def _on_step(self) -> bool:
+        self.obs.append({key: value.copy() for key, value in self.model._last_obs.items()})
+        self.actions.append(self.locals["actions"].copy())
+        self.infos += self.locals["infos"]
+        return True
+
+
+# -------------------------------------------------------------------------------------------- where it starts
+
+
+def test_untrained_actor_is_the_vla_bit_for_bit():
+    model = make_model()
+    obs = random_obs(model, 500)
+    for deterministic in (True, False):
+        actions, _ = model.predict(obs, deterministic=deterministic)
+        assert np.array_equal(actions, obs["vla_ref"])
+    single, _ = model.predict({key: value[0] for key, value in obs.items()}, deterministic=True)
+    assert np.array_equal(single, obs["vla_ref"][0])
+
+
+def test_evaluation_at_step_0_equals_the_frozen_vla():
+    class Frozen:
+        def predict(self, obs, state=None, episode_start=None, deterministic=False):
+            return obs["vla_ref"], state
+
+    results = [
+        evaluate_policy(policy, make_venv(5, init_states="eval"), n_eval_episodes=30, return_episode_rewards=True)
+        for policy in (Frozen(), make_model())
+    ]
+    assert results[0] == results[1]
+    assert 0.3 < np.mean(results[0][0]) < 0.7  # the fake VLA is right about half of the time
+
+
+def test_direct_mode_starts_elsewhere_and_stays_in_range():
+    model = make_model(actor_mode="direct")
+    obs = random_obs(model, 50)
+    actions, _ = model.predict(obs)
+    assert not np.allclose(actions, obs["vla_ref"]) and np.abs(actions).max() <= 1.0
+
+
+@pytest.mark.parametrize("mode", ["residual", "direct"])
+def test_warm_up_plays_the_vla_exactly(mode):
+    model, rows = make_model(actor_mode=mode, learning_starts=20, exploration_std=0.3), Rows()
+    model.learn(40, callback=rows)
+    starts = 20 // model.n_envs
+    for obs, actions in zip(rows.obs[:starts], rows.actions[:starts], strict=True):
+        assert np.array_equal(obs["vla_ref"], actions)
+    assert not np.array_equal(rows.obs[starts]["vla_ref"], rows.actions[starts])
+    # what is stored is what was executed
+    stored = model.replay_buffer.actions[: len(rows.actions)].reshape(np.shape(rows.actions))
+    assert np.array_equal(stored, np.array(rows.actions))
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_exploration_noise(hold):
+    model = make_model(num_envs=50, exploration_std=0.05, noise_hold=hold, learning_starts=0)
+    model._setup_learn(1)
+    model._last_obs["vla_ref"][:] = 0.0
+    noise = np.concatenate([model._sample_action(0, None, 50)[0] for _ in range(40)])
+    assert noise.std() == pytest.approx(0.05, rel=0.05)
+    assert np.allclose(noise[:, :1], noise) == hold
+    per_dimension = make_model(exploration_std=[0.1, 0, 0, 0, 0, 0, 0], learning_starts=0)
+    per_dimension._setup_learn(1)
+    per_dimension._last_obs["vla_ref"][:] = 0.0
+    chunk, _ = per_dimension._sample_action(0, None, 2)
+    assert chunk[..., 0].any() and not chunk[..., 1:].any()
+
+
+def test_further_action_noise():
+    noise = NormalActionNoise(np.full((4, 7), 0.5), np.zeros((4, 7)))
+    model = make_model(action_noise=noise, exploration_std=0.0, learning_starts=0)
+    model._setup_learn(1)
+    model._last_obs["vla_ref"][:] = 0.0
+    assert np.allclose(model._sample_action(0, model.action_noise, 2)[0], 0.5)
+
+
+# -------------------------------------------------------------------------------------------- networks
+
+
+def test_clamp_keeps_useful_gradients_at_the_border():
+    x = th.tensor([-2.0, -1.0, 0.3, 1.0, 2.0])
+    for sign, expected in ((1.0, [0, 0, 1, 1, 1]), (-1.0, [-1, -1, -1, 0, 0])):
+        leaf = x.clone().requires_grad_()
+        out = AntiWindupClamp.apply(leaf)
+        assert th.equal(out.detach(), x.clamp(-1, 1))
+        (sign * out).sum().backward()
+        assert leaf.grad.tolist() == expected
+
+
+def test_critic_does_not_see_the_reference_but_the_actor_does():
+    model = make_model()
+    th.nn.init.normal_(model.actor.mu[-1].weight)
+    obs = {key: th.as_tensor(value) for key, value in random_obs(model, 8).items()}
+    other = obs | {"vla_ref": -obs["vla_ref"]}
+    actions = th.rand(8, 28)
+    assert th.equal(model.critic.q_values(obs, actions), model.critic.q_values(other, actions))
+    direct = make_model(actor_mode="direct")
+    assert not th.allclose(direct.actor(obs), direct.actor(other))
+
+
+def test_ensemble_members_are_independent_and_interface_of_sb3():
+    model = make_model(n_critics=3)
+    obs = {key: th.as_tensor(value) for key, value in random_obs(model, 6).items()}
+    actions = th.rand(6, 28)
+    q = model.critic.q_values(obs, actions)
+    assert q.shape == (3, 6) and not th.allclose(q[0], q[1])
+    outputs = model.critic(obs, actions)
+    assert len(outputs) == 3 and outputs[0].shape == (6, 1)
+    assert th.allclose(th.cat(outputs, 1).T, q)
+    assert th.allclose(model.critic.q1_forward(obs, actions)[:, 0], q[0])
+    assert th.allclose(model.critic.q_values(obs, actions, th.tensor([2, 0])), q[[2, 0]])
+
+
+def test_rotation_has_no_jump_at_pi():
+    axis_angle = th.tensor([[np.pi - 1e-4, 0, 0], [-np.pi + 1e-4, 0, 0], [0, 0, 0], [0, 0, np.pi / 2]])
+    columns = rotation_columns(axis_angle.float())
+    assert th.allclose(columns[0], columns[1], atol=1e-3)
+    assert th.allclose(columns[2], th.tensor([1.0, 0, 0, 0, 1, 0]))
+    assert th.allclose(columns[3], th.tensor([0.0, 1, 0, -1, 0, 0]), atol=1e-6)
+
+
+# -------------------------------------------------------------------------------------------- one update
+
+
+def layer_norm(x: np.ndarray) -> np.ndarray:
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+
+
+class Numpy:
+    """The same networks written again, in float64, one critic and one layer at a time."""
+
+    def __init__(self, model: RLT):
+        self.p = {k: v.detach().double().numpy().copy() for k, v in model.policy.state_dict().items()}
+        self.n = model.n_critics
+
+    def features(self, net: str, obs: dict) -> np.ndarray:
+        pre = f"{net}.features_extractor.token_norm."
+        z = layer_norm(obs["z_rl"]) * self.p[pre + "weight"] + self.p[pre + "bias"]
+        p = obs["proprio"]
+        out = [z]
+        out.append((p[:, :3] - [0.0, 0.0, 0.7]) / [0.15, 0.15, 0.25])
+        out.append((p[:, 6:] - [0.02, -0.02]) / 0.02)
+        columns = []
+        for v in p[:, 3:6]:
+            angle = np.linalg.norm(v)
+            x, y, z_ = v / angle
+            skew = np.array([[0, -z_, y], [z_, 0, -x], [-y, x, 0]])
+            rotation = np.eye(3) + np.sin(angle) * skew + (1 - np.cos(angle)) * skew @ skew
+            columns.append(np.concatenate([rotation[:, 0], rotation[:, 1]]))
+        return np.concatenate([*out, np.array(columns)], axis=1)
+
+    def actor_raw(self, net: str, obs: dict, keep=None) -> np.ndarray:
+        reference = obs["vla_ref"].reshape(len(obs["vla_ref"]), -1)
+        reference = reference if keep is None else reference * keep
+        h = np.concatenate([self.features(net, obs), reference], axis=1)
+        for layer in (0, 2):
+            h = np.maximum(h @ self.p[f"{net}.mu.{layer}.weight"].T + self.p[f"{net}.mu.{layer}.bias"], 0)
+        return reference + h @ self.p[f"{net}.mu.4.weight"].T + self.p[f"{net}.mu.4.bias"]
+
+    def actor(self, net: str, obs: dict, keep=None) -> np.ndarray:
+        return np.clip(self.actor_raw(net, obs, keep), -1, 1)
+
+    def q(self, net: str, obs: dict, actions: np.ndarray) -> np.ndarray:
+        x = np.concatenate([self.features(net, obs), actions], axis=1)
+        out = []
+        for i in range(self.n):
+            h = x
+            for layer in range(2):
+                h = h @ self.p[f"{net}.ensemble.weights.{layer}"][i] + self.p[f"{net}.ensemble.biases.{layer}"][i]
+                h = np.maximum(layer_norm(h), 0)
+            out.append((h @ self.p[f"{net}.ensemble.weights.2"][i] + self.p[f"{net}.ensemble.biases.2"][i])[:, 0])
+        return np.array(out)
+
+
+def oracle_model(**kwargs):
+    """A model with random weights everywhere, and a batch whose rows were written by hand."""
+    model = make_model(n_steps=2, gamma=0.9, learning_rate=1e-2, bc_coef=3.0, n_critics=3, buffer_size=64, **kwargs)
+    th.manual_seed(1)
+    with th.no_grad():
+        for parameter in model.policy.parameters():
+            parameter.add_(0.1 * th.randn_like(parameter))
+    rng = np.random.default_rng(2)
+    for t in range(12):
+        obs, new = random_obs(model, 2, 2 * t), random_obs(model, 2, 2 * t + 1)
+        done = rng.random(2) < 0.4
+        infos = []
+        for env in range(2):
+            k = int(rng.integers(1, 5)) if done[env] else 4
+            rewards = np.where(np.arange(4) < k, rng.random(4) * 0.5, 0.0).astype(np.float32)
+            infos.append({"step_rewards": rewards, "chunk_steps": k, "TimeLimit.truncated": bool(done[env] and t % 2)})
+        chunks = rng.uniform(-1, 1, size=(2, 4, 7)).astype(np.float32)
+        model.replay_buffer.add(obs, new, chunks, np.array([i["step_rewards"].sum() for i in infos]), done, infos)
+    np.random.seed(3)
+    batch = model.replay_buffer.sample(16)
+    return model, batch
+
+
+def to_numpy(batch):
+    def convert(obs):
+        return {key: value.double().numpy() for key, value in obs.items()}
+
+    return convert(batch.observations), convert(batch.next_observations), batch.actions.double().numpy()
+
+
+@pytest.mark.parametrize("bounds", [None, (0.05, 0.4)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_targets_against_numpy(bounds, smoothing):
+    model, batch = oracle_model(q_bounds=bounds, target_policy_noise=smoothing, target_noise_clip=0.2)
+    oracle = Numpy(model)
+    _, next_obs, actions = to_numpy(batch)
+    th.manual_seed(5)
+    targets = model._targets(batch).numpy()
+    th.manual_seed(5)
+    noise = np.clip(th.randn(*actions.shape).numpy() * smoothing, -0.2, 0.2)
+    next_actions = np.clip(oracle.actor("actor_target", next_obs) + noise, -1, 1)
+    next_q = oracle.q("critic_target", next_obs, next_actions).min(axis=0)
+    rewards, dones, discounts = (x.double().numpy()[:, 0] for x in (batch.rewards, batch.dones, batch.discounts))
+    expected = rewards + discounts * (1 - dones) * next_q
+    if bounds is not None:
+        assert (expected < bounds[0]).any() or (expected > bounds[1]).any()
+        expected = np.clip(expected, *bounds)
+    np.testing.assert_allclose(targets, expected, atol=1e-5)
+
+
+def adam_first_step(parameter: np.ndarray, gradient: np.ndarray, lr: float) -> np.ndarray:
+    return parameter - lr * gradient / (np.abs(gradient) + 1e-8)
+
+
+def numeric_gradient(function, array: np.ndarray, indices, step: float = 1e-6) -> np.ndarray:
+    gradient = []
+    for index in indices:
+        old = array[index]
+        array[index] = old + step
+        high = function()
+        array[index] = old - step
+        low = function()
+        array[index] = old
+        gradient.append((high - low) / (2 * step))
+    return np.array(gradient)
+
+
+def test_one_critic_update_against_numpy():
+    """Loss, gradients (by differences in float64) and the parameters after the first Adam step."""
+    model, batch = oracle_model(target_policy_noise=0.0)
+    oracle = Numpy(model)
+    obs, _, actions = to_numpy(batch)
+    targets = model._targets(batch).double().numpy()
+
+    def loss() -> float:
+        return float(((oracle.q("critic", obs, actions) - targets) ** 2).mean(axis=1).sum())
+
+    stats = model._update_critic(batch)
+    assert float(stats[0]) == pytest.approx(loss(), abs=1e-5)
+    parameters = dict(model.critic.named_parameters())
+    rng = np.random.default_rng(0)
+    for name in ("ensemble.weights.0", "ensemble.weights.1", "ensemble.weights.2", "ensemble.biases.1"):
+        array = oracle.p[f"critic.{name}"]
+        indices = [tuple(rng.integers(0, size) for size in array.shape) for _ in range(15)]
+        gradient = numeric_gradient(loss, array, indices)
+        got = np.array([parameters[name].grad[index].item() for index in indices])
+        np.testing.assert_allclose(got, gradient, atol=1e-5)
+        after = np.array([parameters[name][index].item() for index in indices])
+        expected = adam_first_step(np.array([array[index] for index in indices]), gradient, 1e-2)
+        clear = np.abs(gradient) > 1e-4  # the sign of smaller ones is rounding
+        np.testing.assert_allclose(after[clear], expected[clear], atol=1e-5)
+
+
+@pytest.mark.parametrize("actor_q", ["mean", "min", "first"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_one_actor_update_against_numpy(actor_q, dropout):
+    model, batch = oracle_model(actor_q=actor_q, reference_dropout=dropout)
+    # interior actions: there the gradient of the loss is the plain derivative (the border has its own test)
+    with th.no_grad():
+        batch.observations["vla_ref"].mul_(0.2)
+        model.actor.mu[-1].weight.mul_(0.1)
+        model.actor.mu[-1].bias.mul_(0.1)
+    oracle = Numpy(model)
+    obs, _, _ = to_numpy(batch)
+    reference = obs["vla_ref"].reshape(16, -1)
+    th.manual_seed(7)
+    keep = (th.rand(16, 1) >= dropout).double().numpy() if dropout else None
+    assert np.abs(oracle.actor_raw("actor", obs, keep)).max() < 1.0
+
+    def loss() -> float:
+        actions = oracle.actor("actor", obs, keep)
+        q = oracle.q("critic", obs, actions)
+        q = {"mean": q.mean(0), "min": q.min(0), "first": q[0]}[actor_q]
+        # the pull is to the true reference, also where the actor does not see it
+        return float(-q.mean() + 3.0 * ((actions - reference) ** 2).mean())
+
+    critic_before = [parameter.clone() for parameter in model.critic.parameters()]
+    th.manual_seed(7)
+    stats = model._update_actor(batch)
+    assert float(stats[0]) == pytest.approx(loss(), abs=1e-5)
+    assert all(th.equal(a, b) for a, b in zip(critic_before, model.critic.parameters(), strict=True))
+    assert all(parameter.requires_grad for parameter in model.critic.parameters())
+    parameters = dict(model.actor.named_parameters())
+    rng = np.random.default_rng(0)
+    for name in ("mu.0.weight", "mu.2.weight", "mu.4.weight", "mu.4.bias", "features_extractor.token_norm.weight"):
+        array = oracle.p[f"actor.{name}"]
+        indices = [tuple(rng.integers(0, size) for size in array.shape) for _ in range(10)]
+        gradient = numeric_gradient(loss, array, indices)
+        got = np.array([parameters[name].grad[index].item() for index in indices])
+        np.testing.assert_allclose(got, gradient, atol=1e-5)
+
+
+def test_targets_move_by_tau():
+    model, _ = oracle_model(tau=0.25)
+    online, target = [[p.clone() for p in net.parameters()] for net in (model.critic, model.critic_target)]
+    model._polyak(model.critic, model.critic_target)
+    for a, b, after in zip(online, target, model.critic_target.parameters(), strict=True):
+        assert th.allclose(after, 0.25 * a + 0.75 * b, atol=1e-6)
+
+
+def test_subset_of_target_critics():
+    model, batch = oracle_model(n_target_critics=1, target_policy_noise=0.0, q_bounds=None)
+    lowest, _ = oracle_model(target_policy_noise=0.0, q_bounds=None)
+    subset = [model._targets(batch) for _ in range(20)]
+    assert len({float(t.sum()) for t in subset}) == 3  # one of three critics each time
+    assert all((t >= lowest._targets(batch) - 1e-6).all() for t in subset)
+
+
+# -------------------------------------------------------------------------------------------- dropout
+
+
+class Spy(th.nn.Module):
+    """Stands in front of the actor and notes which references were dropped."""
+
+    def __init__(self, actor):
+        super().__init__()
+        self.actor, self.kept = actor, []
+
+    def __getattr__(self, name):
+        return super().__getattr__(name) if name in ("actor", "kept") else getattr(self.actor, name)
+
+    def forward(self, obs, keep_reference=None):
+        self.kept.append(keep_reference)
+        return self.actor(obs, keep_reference)
+
+
+def test_dropout_happens_in_actor_updates_only():
+    model = make_model(reference_dropout=0.3, learning_starts=0, critic_warmup_updates=0, batch_size=256)
+    model.learn(64)
+    actor, target = Spy(model.actor), Spy(model.actor_target)
+    model.policy.actor = model.actor = actor
+    model.policy.actor_target = model.actor_target = target
+    model.train(80, 256)
+    assert len(actor.kept) == 40 and len(target.kept) == 80
+    assert all(keep is None for keep in target.kept)
+    kept = th.cat(actor.kept)
+    assert set(kept.unique().tolist()) == {0.0, 1.0} and kept.shape[1] == 1  # whole chunks
+    assert kept.mean().item() == pytest.approx(0.7, abs=0.015)
+    actor.kept.clear()
+    model.policy.set_training_mode(True)
+    model.predict(random_obs(model, 4), deterministic=True)
+    model._sample_action(0, None, 2)
+    assert actor.kept == [None, None]
+
+
+def test_predict_is_the_same_in_both_modes_and_repeatable():
+    model = make_model(**fast(reference_dropout=0.9))
+    model.learn(40)
+    obs = random_obs(model, 20)
+    results = []
+    for mode in (True, False, True):
+        model.policy.set_training_mode(mode)
+        results.append(model.predict(obs)[0])
+    assert np.array_equal(results[0], results[1]) and np.array_equal(results[0], results[2])
+
+
+# -------------------------------------------------------------------------------------------- counting
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("utd", [0.3, 1.0, 2.5])
+def test_updates_per_row_are_exact(num_envs, utd):
+    model = make_model(num_envs, utd=utd, learning_starts=12, critic_warmup_updates=7)
+    model.learn(60)
+    rows = model.num_timesteps - 12
+    assert model._n_updates == 7 + int(utd * rows + 1e-6)
+    model.learn(30, reset_num_timesteps=False)
+    assert model._n_updates == 7 + int(utd * (model.num_timesteps - 12) + 1e-6)
+
+
+def test_gradient_steps_of_sb3():
+    model = make_model(2, utd=None, gradient_steps=3, train_freq=5, learning_starts=10, critic_warmup_updates=0)
+    model.learn(40)
+    assert model._n_updates == 3 * 3  # calls at 20, 30, 40 rows; not at 10
+
+
+def test_policy_delay_is_counted_over_calls():
+    model = make_model(**fast(policy_delay=3, critic_warmup_updates=0))
+    model.learn(20)
+    calls = []
+    original = model._update_actor
+    model._update_actor = lambda *args, **kwargs: (calls.append(model._n_updates), original(*args, **kwargs))[1]
+    for _ in range(12):
+        model.train(1, 32)
+    assert calls == [n for n in range(calls[0], calls[0] + 12, 3)] and all(n % 3 == 0 for n in calls)
+
+
+def test_actor_waits_for_the_critics():
+    model, rows = make_model(learning_starts=16, critic_warmup_updates=30, utd=1.0, exploration_std=0.0), Rows()
+    start = [p.clone() for p in model.actor.parameters()]
+    critic = [p.clone() for p in model.critic.parameters()]
+    model.learn(18, callback=rows)
+    assert model._n_updates == 32
+    model = make_model(learning_starts=16, critic_warmup_updates=30, utd=None, gradient_steps=30)
+    model.learn(18)
+    assert all(th.equal(a, b) for a, b in zip(start, model.actor.parameters(), strict=True))
+    assert not all(th.equal(a, b) for a, b in zip(critic, model.critic.parameters(), strict=True))
+    model.train(2, 32)
+    assert not all(th.equal(a, b) for a, b in zip(start, model.actor.parameters(), strict=True))
+
+
+def test_direct_actor_is_fitted_to_the_vla_while_it_waits():
+    model = make_model(actor_mode="direct", learning_starts=64, critic_warmup_updates=600, learning_rate=1e-3)
+    obs = None
+    model.learn(66)
+    obs = model.replay_buffer.sample(64).observations
+    with th.no_grad():
+        error = (model.actor(obs) - obs["vla_ref"].flatten(1)).pow(2).mean().item()
+    assert error < 0.05
+
+
+def test_control_steps_and_n_step_buffer():
+    model, rows = make_model(**fast(n_steps=4, gamma=0.95)), Rows()
+    model.learn(60, callback=rows)
+    assert model.num_control_steps == sum(info["chunk_steps"] for info in rows.infos)
+    assert model.replay_buffer.n_steps == 4 and model.replay_buffer.gamma == 0.95 and model.n_steps == 4
+
+
+def test_time_outs_bootstrap_in_the_stored_rows():
+    model = make_model(**fast())
+    model.learn(200)
+    buffer = model.replay_buffer
+    done = buffer.dones[: buffer.pos] > 0
+    timed_out = buffer.timeouts[: buffer.pos] > 0
+    solved = buffer.rewards[: buffer.pos] > 0
+    assert timed_out.any() and solved.any()
+    assert np.array_equal(done & ~timed_out, solved)
+    # the row of a time-out leads to the last observation of its episode, not to the first one of the next
+    t, env = np.argwhere(timed_out)[0]
+    step = np.linalg.norm(buffer.next_observations["proprio"][t, env, :2] - buffer.observations["proprio"][t, env, :2])
+    assert step <= 4 * 0.1 * np.sqrt(2) + 1e-5
+    if t + 1 < buffer.pos:
+        following = buffer.observations["proprio"][t + 1, env, :2]
+        assert not np.allclose(buffer.next_observations["proprio"][t, env, :2], following)
+
+
+def test_learn_twice_cuts_returns():
+    model = make_model(learning_starts=1000)
+    model.learn(10)
+    model.learn(10)
+    assert np.flatnonzero(model.replay_buffer.cuts[:, 0]).tolist() == [4]
+
+
+# -------------------------------------------------------------------------------------------- logs
+
+
+def test_q_gap():
+    tracker = QGapTracker(2, gamma=0.5, window=4, patience=3)
+    info = [{"chunk_steps": 2, "step_rewards": [0, 0]}, {"chunk_steps": 1, "step_rewards": [1, 0]}]
+    dones = np.array([False, True])
+    tracker.step(2, np.zeros(2), dones, info, lambda: np.array([0.5, 0.25]))
+    assert tracker.gap == pytest.approx(0.25 - 1.0) and tracker.control_steps == 3
+    # env 0 goes on: reward 1 at its fourth control step; env 1's next episode was not promised anything
+    info = [{"chunk_steps": 2, "step_rewards": [0, 1]}, {"chunk_steps": 2, "step_rewards": [0, 0]}]
+    tracker.step(2, np.zeros(2), np.array([True, True]), info, None)
+    assert list(tracker.gaps) == pytest.approx([-0.75, 0.5 - 0.5**3])
+    with pytest.warns(UserWarning, match="over-estimate"):
+        for _ in range(8):
+            tracker.step(2, np.zeros(2), np.array([True, True]), [{}, {}], lambda: np.ones(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(8):
+            tracker.step(2, np.zeros(2), np.array([True, True]), [{}, {}], lambda: np.ones(2))
+
+
+def test_logs(tmp_path):
+    model = make_model(**fast(tensorboard_log=str(tmp_path)))
+    values = {}
+
+    class Collect(BaseCallback):
+        def _on_step(self) -> bool:
+            values.update(self.logger.name_to_value)
+            return True
+
+    model.learn(80, callback=Collect(), log_interval=10**6)
+    model.dump_logs()
+    assert list(tmp_path.glob("RLT_1/events*"))
+    wanted = {"critic_loss", "q_mean", "q_std", "target_mean", "target_min", "target_max"}
+    wanted |= {"actor_loss", "actor_q", "bc_loss", "bc_distance", "n_updates", "learning_rate"}
+    assert {f"train/{name}" for name in wanted} <= values.keys()
+    assert 0.0 <= values["train/target_min"] <= values["train/target_max"] <= 1.0
+    assert model._q_gap.gap is not None
+
+
+# -------------------------------------------------------------------------------------------- reproducibility, saving
+
+
+def test_training_twice_gives_the_same_model():
+    def run():
+        model = make_model(venv=make_venv(2), **fast())
+        model.learn(60)
+        return model.policy.state_dict()
+
+    first, second = run(), run()
+    assert all(th.equal(first[key], second[key]) for key in first)
+
+
+OTHER = dict(
+    buffer_size=200, gamma=0.97, utd=1.5, n_steps=2, policy_delay=3, target_policy_noise=0.05, target_noise_clip=0.1,
+    bc_coef=7.0, reference_dropout=0.2, exploration_std=0.02, noise_hold=True, critic_warmup_updates=6,
+    q_bounds=(-1.0, 2.0), actor_q="min", n_critics=4, n_target_critics=2, actor_mode="direct", learning_starts=10,
+    tau=0.01, train_freq=2, critic_precision="bfloat16", stats_window_size=7,
+)  # fmt: skip
+
+
+def test_save_and_load(tmp_path):
+    model = make_model(**OTHER)
+    model.learn(60)
+    model.save(tmp_path / "model.zip")
+    model.save_replay_buffer(tmp_path / "buffer.pkl")
+    venv = make_venv(2)
+    loaded = RLT.load(tmp_path / "model.zip", env=venv, device="cpu")
+    for name, value in OTHER.items():
+        if name not in ("train_freq", "stats_window_size"):
+            assert getattr(loaded, name) == value, name
+    assert loaded.train_freq == model.train_freq and loaded._stats_window_size == 7
+    assert loaded.policy.actor_mode == "direct" and loaded.critic.n_critics == 4
+    first, second = model.get_parameters(), loaded.get_parameters()
+    assert first.keys() == second.keys() == {"policy", "actor.optimizer", "critic.optimizer"}
+    assert all(th.equal(first["policy"][key], second["policy"][key]) for key in first["policy"])
+    state = [parameters["critic.optimizer"]["state"][0]["exp_avg"] for parameters in (first, second)]
+    assert th.equal(*state)
+    obs = random_obs(model, 10)
+    assert np.array_equal(model.predict(obs)[0], loaded.predict(obs)[0])
+    assert loaded._n_updates == model._n_updates and loaded.num_control_steps == model.num_control_steps
+
+    loaded.load_replay_buffer(tmp_path / "buffer.pkl")
+    assert isinstance(loaded.replay_buffer, ChunkReplayBuffer) and loaded.replay_buffer.size() == 30
+    for name in ("actions", "step_rewards", "chunk_steps", "dones", "timeouts"):
+        assert np.array_equal(getattr(model.replay_buffer, name)[:30], getattr(loaded.replay_buffer, name)[:30])
+    updates = loaded._n_updates
+    loaded.learn(20, reset_num_timesteps=False)
+    assert loaded.num_timesteps == 80 and loaded._n_updates == updates + 30
+    with pytest.raises(ValueError, match="2 environments"):
+        RLT.load(tmp_path / "model.zip", env=make_venv(3)).load_replay_buffer(tmp_path / "buffer.pkl")
+
+
+def test_load_without_env_and_with_changed_settings(tmp_path):
+    model = make_model()
+    model.save(tmp_path / "model.zip")
+    obs = random_obs(model, 3)
+    assert np.array_equal(RLT.load(tmp_path / "model.zip").predict(obs)[0], obs["vla_ref"])
+    assert RLT.load(tmp_path / "model.zip", bc_coef=1.0).bc_coef == 1.0
+    with pytest.raises(ValueError, match="bc_coef"):
+        RLT.load(tmp_path / "model.zip", bc_coef=-1.0)
+
+
+def test_policy_alone_saves_and_loads(tmp_path):
+    model = make_model(n_critics=2, policy_kwargs=dict(net_arch=[8], layer_norm=False))
+    model.policy.save(tmp_path / "policy.pt")
+    loaded = RLTPolicy.load(tmp_path / "policy.pt")
+    assert loaded.layer_norm is False and loaded.net_arch == [8]
+    obs = random_obs(model, 3)
+    assert np.array_equal(model.predict(obs)[0], loaded.predict(obs)[0])
+
+
+def test_callbacks_and_progress_bar(tmp_path):
+    model = make_model(**fast())
+    evaluate = EvalCallback(
+        make_venv(2, init_states="eval"), n_eval_episodes=4, eval_freq=10, log_path=str(tmp_path), verbose=0,
+        best_model_save_path=str(tmp_path / "best"),
+    )  # fmt: skip
+    checkpoint = CheckpointCallback(20, str(tmp_path), save_replay_buffer=True)
+    model.learn(60, callback=[evaluate, checkpoint], progress_bar=True)
+    results = np.load(tmp_path / "evaluations.npz")
+    assert results["successes"].shape == (3, 4)
+    assert (tmp_path / "best" / "best_model.zip").exists() and (tmp_path / "rl_model_40_steps.zip").exists()
+    assert isinstance(RLT.load(tmp_path / "best" / "best_model.zip"), TD3)
+    assert len(model.ep_success_buffer) > 0
+
+
+# -------------------------------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(actor_mode="direct", n_critics=2, n_steps=1, utd=5, critic_warmup_updates=0, q_bounds=None),  # the paper's
+        dict(n_critics=1, actor_q="first", reference_dropout=0.0, policy_delay=1),
+        dict(n_target_critics=2, critic_precision="bfloat16", noise_hold=True, reference_dropout=1.0),
+        dict(learning_rate=lambda progress: 1e-3 * progress, train_freq=3, target_policy_noise=0.0),
+        dict(policy_kwargs=dict(net_arch=dict(pi=[16], qf=[24, 8]), optimizer_class=th.optim.AdamW, layer_norm=False)),
+        dict(policy_kwargs=dict(features_extractor_kwargs=dict(proprio_norm="none"), activation_fn=th.nn.SiLU)),
+    ],
+)
+def test_options_run(options):
+    model = make_model(**(fast() | options))
+    model.learn(40)
+    actions, _ = model.predict(random_obs(model, 5))
+    assert actions.shape == (5, 4, 7) and np.isfinite(actions).all()
+    assert model._n_updates > 0
+
+
+BAD = [
+    (dict(gamma=1.1), "gamma"), (dict(tau=0.0), "tau"), (dict(n_steps=0), "n_steps"), (dict(utd=0.0), "utd"),
+    (dict(utd=2.0, gradient_steps=4), "utd=None"), (dict(bc_coef=-1.0), "bc_coef"), (dict(actor_q="max"), "actor_q"),
+    (dict(reference_dropout=1.5), "reference_dropout"), (dict(exploration_std=-0.1), "exploration_std"),
+    (dict(exploration_std=[0.1, 0.1]), "exploration_std"), (dict(q_bounds=(1.0, 0.0)), "q_bounds"),
+    (dict(n_critics=0), "n_critics"), (dict(n_target_critics=6), "n_target_critics"),
+    (dict(batch_size=0), "batch_size"), (dict(actor_mode="tanh"), "actor_mode"), (dict(policy_delay=0), "policy_delay"),
+    (dict(critic_precision="int8"), "critic_precision"), (dict(critic_warmup_updates=-1), "critic_warmup_updates"),
+    (dict(target_policy_noise=-0.1), "target_policy_noise"), (dict(learning_starts=-1), "learning_starts"),
+    (dict(replay_buffer_class=DictReplayBuffer), "ChunkReplayBuffer"),
+    (dict(policy_kwargs=dict(features_extractor_kwargs=dict(proprio_norm="minmax"))), "proprio_norm"),
+    (dict(policy_kwargs=dict(features_extractor_kwargs=dict(proprio_norm=([0.0], [1.0])))), "proprio_norm"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_bad_settings(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_model(**options)
+
+
+def test_bad_spaces():
+    def model_with(change) -> RLT:
+        venv = make_venv(1, monitor=False)
+        change(venv)
+        return make_model(venv=venv)
+
+    def without_reference(venv):
+        venv.observation_space = spaces.Dict({k: v for k, v in venv.observation_space.items() if k != "vla_ref"})
+
+    def other_chunk(venv):
+        venv.action_space = spaces.Box(-1.0, 1.0, (3, 7), np.float32)
+
+    def wide_actions(venv):
+        venv.action_space = spaces.Box(-2.0, 2.0, (4, 7), np.float32)
+
+    def flat_actions(venv):
+        venv.action_space = spaces.Box(-1.0, 1.0, (28,), np.float32)
+
+    def token_picture(venv):
+        venv.observation_space = spaces.Dict(
+            dict(venv.observation_space.items()) | {"z_rl": spaces.Box(-1.0, 1.0, (4, 4), np.float32)}
+        )
+
+    for change, message in (
+        (without_reference, "vla_ref"),
+        (other_chunk, "chunk_length"),
+        (wide_actions, r"\[-1, 1\]"),
+        (flat_actions, "chunks"),
+        (token_picture, "vectors"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model_with(change)
+    with pytest.raises(ValueError, match="VecNormalize"):
+        make_model(venv=VecNormalize(make_venv(1), norm_obs_keys=["proprio"]))
+    with pytest.raises(ValueError, match="MlpPolicy"):
+        RLT("MlpPolicy", make_venv(1))
+
+
+# -------------------------------------------------------------------------------------------- it learns
+
+
+def test_learns_what_the_vla_gets_wrong():
+    """The fake VLA is right about half of the time; no evaluation on the way may be below it."""
+    model = make_model(
+        venv=make_venv(8, seed=1), learning_starts=400, critic_warmup_updates=300, bc_coef=1.0, learning_rate=1e-3,
+        exploration_std=0.1, noise_hold=True, batch_size=128, policy_kwargs=dict(net_arch=[64, 64]),
+    )  # fmt: skip
+
+    def success_rate() -> float:
+        venv = make_venv(10, init_states="eval")
+        return float(np.mean(evaluate_policy(model, venv, n_eval_episodes=100, return_episode_rewards=True)[0]))
+
+    rates = [success_rate()]
+    for rows in (800, 400):
+        model.learn(rows, reset_num_timesteps=False)
+        rates.append(success_rate())
+    assert 0.35 <= rates[0] <= 0.65
+    assert min(rates[1:]) >= rates[0] and rates[-1] >= 0.9, rates
