@@ -1,6 +1,5 @@
 """Gymnasium environments in which a frozen VLA and an RL token turn LIBERO into a small continuous control task."""
 
-# Not `import gymnasium`: Gymnasium loads this module, as a plugin, in the middle of its own import.
 from gymnasium.envs.registration import register, registry
 
 __version__ = "0.1.0"
@@ -10,8 +9,8 @@ def register_envs() -> None:
     """
     Register ``LIBERO-v0`` and ``RLToken-LIBERO-v0``.
 
-    Gymnasium calls this through the ``gymnasium.envs`` entry point, so ``gymnasium.make`` knows the ids without any
-    import of ours. Nothing heavy is imported here.
+    Importing this package does it; installed, it is imported as soon as Gymnasium is (``_rlt_autoload.py``), so
+    ``gymnasium.make`` knows the ids without any import of ours. Nothing heavy is imported here.
     """
     if "LIBERO-v0" in registry:
         return
