@@ -125,7 +125,7 @@ def test_training_states_depend_on_seed_and_not_on_the_number_of_workers(env):
 
 
 def test_bad_actions_leave_the_workers_alive(env):
-    observation, _ = env.reset(seed=0)
+    env.reset(seed=0)
     for bad, message in (
         (np.zeros((2, 3, 7)), r"\(2, 4, 7\).*\(2, 3, 7\)"),
         (np.full((2, 4, 7), np.nan), "finite"),

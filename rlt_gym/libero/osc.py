@@ -36,7 +36,8 @@ def osc_torques(
 ):
     """
     :param ee_pos: Gripper site position (3,) in m; ``ee_ori`` its rotation matrix (3, 3).
-    :param jac_pos: Jacobians of the site for the arm joints (3, 7), ``jac_ori`` likewise, ``jac_full`` both (6, 7); column-major.
+    :param jac_pos: Jacobians of the site for the arm joints (3, 7), ``jac_ori`` likewise, ``jac_full`` both (6, 7);
+        column-major.
     :param ee_pos_vel: Linear (m/s) and angular (``ee_ori_vel``, rad/s) velocity of the site (3,).
     :param mass_matrix: Arm block of the joint-space inertia (7, 7), column-major.
     :param bias: Gravity and Coriolis torques of the arm (7,).

@@ -19,6 +19,7 @@ from rlt_gym.libero.worker_client import WorkerClient
 
 ACTION_SIZE = 7
 PROPRIO_SIZE = 8
+OBSERVATION_KEYS = ("agentview", "wrist", "proprio")
 CONTROL_FREQUENCY = 20
 RENDER_QUALITIES = ("exact", "fast")
 
@@ -305,7 +306,7 @@ class LiberoVectorEnv(VectorEnv):
         }
 
     def _batch(self) -> dict[str, np.ndarray]:
-        return {key: np.stack([obs[key] for obs in self._observations]) for key in self.single_observation_space.keys()}
+        return {key: np.stack([obs[key] for obs in self._observations]) for key in OBSERVATION_KEYS}
 
     # ------------------------------------------------------------------ others
 
