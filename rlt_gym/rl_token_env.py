@@ -1,5 +1,6 @@
 """RLToken-LIBERO-v0: LIBERO seen through a frozen VLA, as a small continuous-control task."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -205,6 +206,12 @@ def make_rl_token_vec(
     env = LiberoVectorEnv(
         num_envs=num_envs, suite=suite, task_ids=task_ids, chunk_length=chunk_length, render=render, **raw_env_kwargs
     )
+    if loaded.spec.name == "mini" and env.assets.kind != "embedded":
+        warnings.warn(
+            f"MiniVLA was trained on the embedded assets and plays on {env.assets.kind} ones here ({env.assets.path}): "
+            "expect few successes. Pass assets='embedded'.",
+            stacklevel=2,
+        )
     try:
         return RLTokenVectorEnv(env, loaded, encoder, device)
     except BaseException:

@@ -272,6 +272,8 @@ def evaluate(
                 chunks=chunks[i] + 1,
             )
             if played[i] < share[i]:
+                if row.pair in frames and "final_frame" in final:
+                    frames[row.pair].append(np.array(final["final_frame"][i], copy=True))
                 if any((r.task_id, r.init_index) == (row.task_id, row.init_index) for r in rows.values()):
                     raise RuntimeError(
                         f"The env played initial state {row.init_index} of task {row.task_id} twice; the split "

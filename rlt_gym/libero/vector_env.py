@@ -23,6 +23,9 @@ OBSERVATION_KEYS = ("agentview", "wrist", "proprio")
 CONTROL_FREQUENCY = 20
 RENDER_QUALITIES = ("exact", "fast")
 
+#: What render() shows.
+_FRAME = {"camera": "agentview", "size": 256}
+
 #: Number of sampled initial states per task; the evaluation split has LIBERO's own 50.
 SPLIT_SIZES = {"train": 10_000, "selection": 500}
 
@@ -58,7 +61,8 @@ class LiberoVectorEnv(VectorEnv):
     Reward: the sum over the executed steps, 1 at success. ``terminated`` is success, ``truncated`` the horizon.
 
     Info of every env: ``step_rewards`` float32 (C,), zero after step k; ``chunk_steps`` k; ``is_success``;
-    ``episode_steps``; ``instruction``; ``task_id``; ``init_index``.
+    ``episode_steps``; ``instruction``; ``task_id``; ``init_index``. With a ``render_mode``, ``final_info`` also has
+    ``final_frame``.
 
     Episode number p of the whole vector (env i plays p = N-1-i, 2N-1-i, ...) is task ``p % n_tasks`` and, in the
     evaluation and selection splits, initial state ``p // n_tasks``: SB3's ``evaluate_policy(n_eval_episodes=n)``
@@ -275,6 +279,8 @@ class LiberoVectorEnv(VectorEnv):
             final_info: dict[str, Any] = {}
             for env in finished:
                 final_obs[env] = self._observations[env]
+                if self.render_mode is not None:  # the reset below takes the last picture away
+                    step_infos[env]["final_frame"] = self._workers[env].call("render", **_FRAME)
                 final_info = self._add_info(final_info, step_infos[env], env)
             self._start_episodes(finished)
             for env in finished:
@@ -317,7 +323,7 @@ class LiberoVectorEnv(VectorEnv):
         if self.render_mode is None:
             return None
         for worker in self._workers:
-            worker.send("render", camera="agentview", size=256)
+            worker.send("render", **_FRAME)
         return tuple(worker.receive() for worker in self._workers)
 
     def call_workers(self, function: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -18,15 +19,14 @@ class WorkerError(RuntimeError):
 
 def _terminate(process: subprocess.Popen, connection: Connection) -> None:
     """End a worker: politely by closing its socket, then by force."""
-    try:
+    with contextlib.suppress(OSError):
         connection.close()
-    except OSError:
-        pass
     try:
         process.wait(timeout=5)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait(timeout=5)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a starved machine may take its time to reap it
+            process.wait(timeout=30)
 
 
 class WorkerClient:

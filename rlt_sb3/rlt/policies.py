@@ -340,6 +340,7 @@ class RLTPolicy(TD3Policy):
     :param n_critics: number of Q-functions
     :param actor_mode: "residual" or "direct", see :class:`RLTActor`
     :param layer_norm: LayerNorm in the critics
+    :param act_with: what plays, in rollouts and evaluation: "target", the slow copy of the actor, or "online" (TD3)
     """
 
     actor: RLTActor
@@ -362,7 +363,10 @@ class RLTPolicy(TD3Policy):
         n_critics: int = 5,
         actor_mode: str = "residual",
         layer_norm: bool = True,
+        act_with: str = "target",
     ):
+        if act_with not in ("target", "online"):
+            raise ValueError(f"act_with must be 'target' or 'online', got {act_with!r}.")
         if actor_mode not in ("residual", "direct"):
             raise ValueError(f"actor_mode must be 'residual' or 'direct', got {actor_mode!r}.")
         if not isinstance(n_critics, int) or n_critics < 1:
@@ -387,6 +391,7 @@ class RLTPolicy(TD3Policy):
         self.activation_fn = activation_fn
         self.actor_mode = actor_mode
         self.layer_norm = layer_norm
+        self.act_with = act_with
         self.share_features_extractor = False
         actor_arch, critic_arch = get_actor_critic_arch(self.net_arch)
         self.net_args = {
@@ -410,7 +415,13 @@ class RLTPolicy(TD3Policy):
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
         del data["share_features_extractor"]
-        return data | {"actor_mode": self.actor_mode, "layer_norm": self.layer_norm}
+        return data | {"actor_mode": self.actor_mode, "layer_norm": self.layer_norm, "act_with": self.act_with}
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
+        # The online actor swings from one update to the next, far enough to lose whole tasks for a while; its slow
+        # copy averages that out. Exploration noise belongs to the collection of rollouts (RLT._sample_action).
+        actor = self.actor_target if self.act_with == "target" else self.actor
+        return actor(observation)
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> RLTActor:
         """:return: a new actor"""

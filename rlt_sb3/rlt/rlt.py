@@ -85,6 +85,9 @@ class RLT(TD3):
         independent noise at every step
     :param critic_warmup_updates: extra critic updates, done at once when ``learning_starts`` is over, before the actor
         may move. With ``actor_mode="direct"`` the actor is meanwhile fitted to the VLA's chunks.
+    :param actor_starts: rows collected before the actor may move. Between ``learning_starts`` and this, rollouts play
+        the VLA's chunks plus exploration noise and only the critics learn: without actions around the reference in
+        their data they cannot tell which way is better, and the actor follows their errors.
     :param q_bounds: targets are clipped to this range, the reachable one; (0, 1) fits a sparse reward of 1. None: off
     :param actor_q: Q in the actor's loss: "mean" of the ensemble (the least noisy gradient; pessimism is in the
         targets), "min", or "first" (TD3)
@@ -136,6 +139,7 @@ class RLT(TD3):
         exploration_std: float | list[float] = 0.05,
         noise_hold: bool = False,
         critic_warmup_updates: int = 500,
+        actor_starts: int = 1000,
         q_bounds: tuple[float, float] | None = (0.0, 1.0),
         actor_q: str = "mean",
         n_critics: int = 5,
@@ -185,6 +189,7 @@ class RLT(TD3):
         self.exploration_std = exploration_std
         self.noise_hold = noise_hold
         self.critic_warmup_updates = critic_warmup_updates
+        self.actor_starts = actor_starts
         self.q_bounds = q_bounds
         self.actor_q = actor_q
         self.n_critics = self.policy_kwargs["n_critics"]
@@ -273,6 +278,7 @@ class RLT(TD3):
         require("target_policy_noise", self.target_policy_noise >= 0.0, ">= 0")
         require("target_noise_clip", self.target_noise_clip >= 0.0, ">= 0")
         require("critic_warmup_updates", self.critic_warmup_updates >= 0, ">= 0")
+        require("actor_starts", self.actor_starts >= 0, ">= 0")
         require("actor_q", self.actor_q in ACTOR_Q, f"one of {ACTOR_Q}")
         require("critic_precision", self.critic_precision in PRECISIONS, f"one of {PRECISIONS}")
         require("utd", self.utd is None or self.utd > 0, "> 0, or None to use gradient_steps")
@@ -308,7 +314,7 @@ class RLT(TD3):
         reference = np.clip(np.asarray(self._last_obs["vla_ref"], dtype=np.float32), -1.0, 1.0)
         if self.num_timesteps < learning_starts:
             return reference, reference.copy()
-        if self.actor_mode == "direct" and self._n_updates < self.critic_warmup_updates:
+        if self.actor_mode == "direct" and self._warming_up:
             chunk = reference  # this actor has not yet been fitted to the VLA
         else:
             chunk, _ = self.predict(self._last_obs, deterministic=True)
@@ -401,6 +407,11 @@ class RLT(TD3):
 
     # ---------------------------------------------------------------- updates
 
+    @property
+    def _warming_up(self) -> bool:
+        """Whether only the critics follow their targets yet."""
+        return self._n_updates <= self.critic_warmup_updates or self.num_timesteps < self.actor_starts
+
     def train(self, gradient_steps: int, batch_size: int = 256) -> None:
         """
         :param gradient_steps: number of critic updates
@@ -417,7 +428,7 @@ class RLT(TD3):
             critic_stats.append(self._update_critic(batch))
             # counted over the life of the model: a delay per call would never let single updates reach the actor
             if self._n_updates % self.policy_delay == 0:
-                warming_up = self._n_updates <= self.critic_warmup_updates
+                warming_up = self._warming_up
                 if not warming_up or self.actor_mode == "direct":
                     actor_stats.append(self._update_actor(batch, follow_q=not warming_up))
                     self._polyak(self.actor, self.actor_target)
