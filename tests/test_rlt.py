@@ -18,7 +18,7 @@ from rlt_sb3 import RLT, ChunkReplayBuffer, GymnasiumVecEnv
 from rlt_sb3.common.q_gap import QGapTracker
 from rlt_sb3.rlt.policies import AntiWindupClamp, RLTPolicy, rotation_columns
 
-SMALL = dict(policy_kwargs=dict(net_arch=[32, 32]), batch_size=32, device="cpu", seed=0)
+SMALL = dict(actor_starts=0, policy_kwargs=dict(net_arch=[32, 32]), batch_size=32, device="cpu", seed=0)
 
 
 @pytest.fixture(autouse=True)
@@ -408,10 +408,11 @@ def test_dropout_happens_in_actor_updates_only():
     assert set(kept.unique().tolist()) == {0.0, 1.0} and kept.shape[1] == 1  # whole chunks
     assert kept.mean().item() == pytest.approx(0.7, abs=0.015)
     actor.kept.clear()
+    target.kept.clear()
     model.policy.set_training_mode(True)
     model.predict(random_obs(model, 4), deterministic=True)
     model._sample_action(0, None, 2)
-    assert actor.kept == [None, None]
+    assert target.kept == [None, None] and actor.kept == []  # the slow copy acts, without dropout
 
 
 def test_predict_is_the_same_in_both_modes_and_repeatable():
@@ -468,6 +469,33 @@ def test_actor_waits_for_the_critics():
     assert not all(th.equal(a, b) for a, b in zip(critic, model.critic.parameters(), strict=True))
     model.train(2, 32)
     assert not all(th.equal(a, b) for a, b in zip(start, model.actor.parameters(), strict=True))
+
+
+def test_actor_waits_for_noisy_rows():
+    """Between learning_starts and actor_starts: the VLA's chunks plus noise are played and only the critics move."""
+    model, rows = make_model(learning_starts=8, critic_warmup_updates=4, actor_starts=40, exploration_std=0.05), Rows()
+    start = [p.clone() for p in model.actor.parameters()]
+    critic = [p.clone() for p in model.critic.parameters()]
+    model.learn(38, callback=rows)
+    assert all(th.equal(a, b) for a, b in zip(start, model.actor.parameters(), strict=True))
+    assert not all(th.equal(a, b) for a, b in zip(critic, model.critic.parameters(), strict=True))
+    offsets = [np.abs(a - o["vla_ref"]).max() for a, o in zip(rows.actions, rows.obs, strict=True)]
+    assert not any(offsets[:4]) and all(0.01 < offset < 0.4 for offset in offsets[4:])
+    model.learn(8, reset_num_timesteps=False)
+    assert not all(th.equal(a, b) for a, b in zip(start, model.actor.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("act_with", ["target", "online"])
+def test_which_actor_acts(act_with):
+    model = make_model(policy_kwargs=dict(act_with=act_with), **fast())
+    model.learn(40)
+    obs = random_obs(model, 6)
+    tensors = {key: th.as_tensor(value) for key, value in obs.items()}
+    with th.no_grad():
+        online, target = model.actor(tensors).numpy(), model.actor_target(tensors).numpy()
+    assert not np.array_equal(online, target)
+    played = model.predict(obs, deterministic=True)[0].reshape(6, -1)
+    assert np.array_equal(played, target if act_with == "target" else online)
 
 
 def test_direct_actor_is_fitted_to_the_vla_while_it_waits():
@@ -671,6 +699,7 @@ BAD = [
     (dict(batch_size=0), "batch_size"), (dict(actor_mode="tanh"), "actor_mode"), (dict(policy_delay=0), "policy_delay"),
     (dict(critic_precision="int8"), "critic_precision"), (dict(critic_warmup_updates=-1), "critic_warmup_updates"),
     (dict(target_policy_noise=-0.1), "target_policy_noise"), (dict(learning_starts=-1), "learning_starts"),
+    (dict(actor_starts=-1), "actor_starts"), (dict(policy_kwargs=dict(act_with="best")), "act_with"),
     (dict(replay_buffer_class=DictReplayBuffer), "ChunkReplayBuffer"),
     (dict(policy_kwargs=dict(features_extractor_kwargs=dict(proprio_norm="minmax"))), "proprio_norm"),
     (dict(policy_kwargs=dict(features_extractor_kwargs=dict(proprio_norm=([0.0], [1.0])))), "proprio_norm"),
@@ -736,7 +765,7 @@ def test_learns_what_the_vla_gets_wrong():
         return float(np.mean(evaluate_policy(model, venv, n_eval_episodes=100, return_episode_rewards=True)[0]))
 
     rates = [success_rate()]
-    for rows in (800, 400):
+    for rows in (800, 800):
         model.learn(rows, reset_num_timesteps=False)
         rates.append(success_rate())
     assert 0.35 <= rates[0] <= 0.65

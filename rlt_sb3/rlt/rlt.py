@@ -83,6 +83,8 @@ class RLT(TD3):
         one per action dimension (d,)
     :param noise_hold: draw one noise vector per chunk and hold it for its C steps (smooth motion) instead of
         independent noise at every step
+    :param noise_prob: probability that a chunk gets noise at all. Where one bad chunk loses the episode, noise on every
+        chunk leaves no successes to learn from.
     :param critic_warmup_updates: extra critic updates, done at once when ``learning_starts`` is over, before the actor
         may move. With ``actor_mode="direct"`` the actor is meanwhile fitted to the VLA's chunks.
     :param actor_starts: rows collected before the actor may move. Between ``learning_starts`` and this, rollouts play
@@ -138,6 +140,7 @@ class RLT(TD3):
         reference_dropout: float = 0.5,
         exploration_std: float | list[float] = 0.05,
         noise_hold: bool = False,
+        noise_prob: float = 1.0,
         critic_warmup_updates: int = 500,
         actor_starts: int = 1000,
         q_bounds: tuple[float, float] | None = (0.0, 1.0),
@@ -188,6 +191,7 @@ class RLT(TD3):
         self.reference_dropout = reference_dropout
         self.exploration_std = exploration_std
         self.noise_hold = noise_hold
+        self.noise_prob = noise_prob
         self.critic_warmup_updates = critic_warmup_updates
         self.actor_starts = actor_starts
         self.q_bounds = q_bounds
@@ -278,6 +282,7 @@ class RLT(TD3):
         require("target_policy_noise", self.target_policy_noise >= 0.0, ">= 0")
         require("target_noise_clip", self.target_noise_clip >= 0.0, ">= 0")
         require("critic_warmup_updates", self.critic_warmup_updates >= 0, ">= 0")
+        require("noise_prob", 0.0 <= self.noise_prob <= 1.0, "in [0, 1] (a probability)")
         require("actor_starts", self.actor_starts >= 0, ">= 0")
         require("actor_q", self.actor_q in ACTOR_Q, f"one of {ACTOR_Q}")
         require("critic_precision", self.critic_precision in PRECISIONS, f"one of {PRECISIONS}")
@@ -322,6 +327,8 @@ class RLT(TD3):
         noise = np.random.normal(size=(n_envs, 1 if self.noise_hold else length, dims)) * np.asarray(
             self.exploration_std
         )
+        if self.noise_prob < 1.0:
+            noise = noise * (np.random.random((n_envs, 1, 1)) < self.noise_prob)
         if action_noise is not None:
             noise = noise + action_noise()
         chunk = np.clip(chunk + noise, -1.0, 1.0).astype(np.float32)
