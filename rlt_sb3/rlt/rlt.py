@@ -83,8 +83,9 @@ class RLT(TD3):
         one per action dimension (d,)
     :param noise_hold: draw one noise vector per chunk and hold it for its C steps (smooth motion) instead of
         independent noise at every step
-    :param noise_prob: probability that a chunk gets noise at all. Where one bad chunk loses the episode, noise on every
-        chunk leaves no successes to learn from.
+    :param noise_prob: share of the training episodes with noise. The others show the critics what the deterministic
+        policy does, which noise can hide: a policy that stands still where noise would shake it free looks good
+        in noisy episodes only.
     :param critic_warmup_updates: extra critic updates, done at once when ``learning_starts`` is over, before the actor
         may move. With ``actor_mode="direct"`` the actor is meanwhile fitted to the VLA's chunks.
     :param actor_starts: rows collected before the actor may move. Between ``learning_starts`` and this, rollouts play
@@ -192,6 +193,8 @@ class RLT(TD3):
         self.exploration_std = exploration_std
         self.noise_hold = noise_hold
         self.noise_prob = noise_prob
+        # whether the present episode of each env gets noise; drawn when it begins
+        self._noisy = np.zeros(0, dtype=bool)
         self.critic_warmup_updates = critic_warmup_updates
         self.actor_starts = actor_starts
         self.q_bounds = q_bounds
@@ -327,8 +330,9 @@ class RLT(TD3):
         noise = np.random.normal(size=(n_envs, 1 if self.noise_hold else length, dims)) * np.asarray(
             self.exploration_std
         )
-        if self.noise_prob < 1.0:
-            noise = noise * (np.random.random((n_envs, 1, 1)) < self.noise_prob)
+        if len(self._noisy) != n_envs:
+            self._noisy = np.random.random(n_envs) < self.noise_prob
+        noise = noise * self._noisy[:, None, None]
         if action_noise is not None:
             noise = noise + action_noise()
         chunk = np.clip(chunk + noise, -1.0, 1.0).astype(np.float32)
@@ -395,6 +399,8 @@ class RLT(TD3):
         trained = 0 < self._n_updates >= self.critic_warmup_updates
         q_function = (lambda: self._promised_q(buffer_action)) if trained else None
         self._q_gap.step(buffer_action.shape[1], reward, dones, infos, q_function)
+        if len(self._noisy) == len(dones):
+            self._noisy = np.where(dones, np.random.random(len(dones)) < self.noise_prob, self._noisy)
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
         if self.utd is not None and self.num_timesteps > self.learning_starts:
             self._update_credit += self.utd * len(dones)
