@@ -27,6 +27,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.td3.td3 import TD3
 
 from rlt_sb3.common.buffers import ChunkReplayBuffer
+from rlt_sb3.common.hardware import cpu_has_bfloat16
 from rlt_sb3.common.q_gap import QGapTracker
 from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy
 
@@ -34,7 +35,7 @@ SelfRLT = TypeVar("SelfRLT", bound="RLT")
 
 OBSERVATION_KEYS = ("z_rl", "proprio", "vla_ref")
 ACTOR_Q = ("mean", "min", "first")
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = ("auto", "float32", "bfloat16")
 
 
 class RLT(TD3):
@@ -99,7 +100,8 @@ class RLT(TD3):
         None: all
     :param actor_mode: "residual" (reference + correction that starts at zero) or "direct" (paper)
     :param critic_precision: "float32", or "bfloat16" for the matrix products of the critics (parameters, losses and
-        targets stay float32): about twice as fast on processors that have bfloat16 instructions, slower on others
+        targets stay float32): about twice as fast on processors that have bfloat16 instructions, slower on others;
+        "auto" asks the processor
     :param action_noise: further noise in rollouts, shape (C, d)
     :param replay_buffer_class: a subclass of ``ChunkReplayBuffer``
     :param replay_buffer_kwargs: further arguments of the buffer
@@ -143,7 +145,7 @@ class RLT(TD3):
         noise_hold: bool = False,
         noise_prob: float = 1.0,
         critic_warmup_updates: int = 500,
-        actor_starts: int = 1000,
+        actor_starts: int = 0,
         q_bounds: tuple[float, float] | None = (0.0, 1.0),
         actor_q: str = "mean",
         n_critics: int = 5,
@@ -532,7 +534,8 @@ class RLT(TD3):
         actions: th.Tensor,
         members: th.Tensor | None = None,
     ) -> th.Tensor:
-        with th.autocast(self.device.type, dtype=th.bfloat16, enabled=self.critic_precision == "bfloat16"):
+        bfloat16 = self.critic_precision == "bfloat16" or (self.critic_precision == "auto" and cpu_has_bfloat16())
+        with th.autocast(self.device.type, dtype=th.bfloat16, enabled=bfloat16):
             return critic.q_values(observations, actions, members).float()
 
     def _polyak(self, online: th.nn.Module, target: th.nn.Module) -> None:
