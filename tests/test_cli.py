@@ -108,8 +108,10 @@ def test_interrupt_saves_and_exits_130(tmp_path):
     process = subprocess.Popen(
         [*map(str, command), "--total_chunks", "1000000"],
         env=environment,
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        # a shell that runs the tests in the background has its children ignore Ctrl-C
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
         metrics = tmp_path / "runs" / "toy" / "metrics.csv"
