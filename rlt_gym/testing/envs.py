@@ -215,6 +215,7 @@ class FakeLiberoVectorEnv(_FakeChunkVectorEnv):
     :param assets: ignored
     :param init_states: "train", "selection" or "eval"
     :param image_size: edge of the pictures
+    :param render: ignored, like ``assets``
     :param max_episode_steps: horizon in control steps; 20 by default
     :param render_mode: None or "rgb_array"
     :param seed: ignored, nothing is random
@@ -231,6 +232,7 @@ class FakeLiberoVectorEnv(_FakeChunkVectorEnv):
         assets: str = "auto",
         init_states: str = "train",
         image_size: int = 16,
+        render: str = "exact",
         max_episode_steps: int | None = None,
         render_mode: str | None = None,
         seed: int = 0,
