@@ -13,7 +13,6 @@ import copy
 import mujoco
 import numpy as np
 
-RENDER_QUALITIES = ("exact", "fast")
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 
 #: What a scene is drawn from, and what proprioception is read from (xquat, qpos).

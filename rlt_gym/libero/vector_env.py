@@ -142,7 +142,6 @@ class LiberoVectorEnv(VectorEnv):
             "assets_path": str(self.assets.path),
             "image_size": image_size,
             "render": render,
-            "resident": 3,
         }
         try:
             for _ in range(self.num_envs):
