@@ -110,6 +110,11 @@ def test_evaluation_sequence_covers_each_pair_once_and_restarts(env):
         # env 1 plays even numbers (task 1), env 0 odd ones (task 8)
         assert seen[1][:2] == [(1, 0), (1, 1)]
         assert seen[0][:2] == [(8, 0), (8, 1)]
+    parts = []
+    for k in range(2):  # a shard of the same sequence: every second pair
+        _, infos = env.reset(options={"init_states": "eval", "shard": (k, 2)})
+        parts.append(list(zip(infos["task_id"].tolist(), infos["init_index"].tolist(), strict=True)))
+    assert parts == [[(1, 1), (1, 0)], [(8, 1), (8, 0)]]
     env.reset(options={"init_states": "train"})
 
 
@@ -142,6 +147,8 @@ def test_bad_reset_options(env):
         env.reset(options={"split": "eval"})
     with pytest.raises(ValueError, match="init_states must be one of"):
         env.reset(options={"init_states": "test"})
+    with pytest.raises(ValueError, match="shard must be"):
+        env.reset(options={"shard": (3, 3)})
     with pytest.raises(ValueError, match="reset_mask"):
         env.reset(options={"reset_mask": [True, False]})
 

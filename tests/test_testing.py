@@ -158,6 +158,14 @@ def test_evaluation_sets_start_again_at_every_reset():
     assert not np.array_equal(first["z_rl"], other["z_rl"])
 
 
+def test_shards_divide_the_sequence():
+    env = FakeRLTokenVectorEnv(2, init_states="eval")
+    whole = env.reset()[0]["z_rl"]
+    parts = [env.reset(options={"shard": (k, 2)})[1]["init_index"].tolist() for k in range(2)]
+    assert parts == [[2, 0], [3, 1]]
+    assert np.array_equal(env.reset()[0]["z_rl"], whole)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

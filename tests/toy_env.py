@@ -65,7 +65,8 @@ class ToyVectorEnv(gym.vector.VectorEnv):
         self.split = (options or {}).get("init_states", self.split)
         self.splits.append((options or {}).get("init_states"))
         self.seeds.append(seed)
-        self.pair = self.num_envs - 1 - np.arange(self.num_envs)
+        self.shard = (options or {}).get("shard", (0, 1))
+        self.pair = (self.num_envs - 1 - np.arange(self.num_envs)) * self.shard[1] + self.shard[0]
         self.t = np.zeros(self.num_envs, dtype=int)
         self.success = np.zeros(self.num_envs, dtype=bool)
         return self._obs(), self._infos(range(self.num_envs), 0)
@@ -84,7 +85,7 @@ class ToyVectorEnv(gym.vector.VectorEnv):
             obs = self._obs()
             for i in np.flatnonzero(done):
                 finals["final_obs"][i] = {key: value[i] for key, value in obs.items()}
-            self.pair = np.where(done, self.pair + self.num_envs, self.pair)
+            self.pair = np.where(done, self.pair + self.num_envs * self.shard[1], self.pair)
             self.t[done] = 0
             infos |= finals
         return self._obs(), term.astype(float), term, trunc, infos

@@ -108,6 +108,7 @@ class LiberoVectorEnv(VectorEnv):
         self.max_episode_steps = _checked_int("max_episode_steps", horizon, 1, 100_000)
         self._seed = _checked_int("seed", seed, 0, 2**63)
         self._split = self._checked_split(init_states)
+        self._shard = (0, 1)
         if render not in RENDER_QUALITIES:
             raise ValueError(f"render must be one of {RENDER_QUALITIES}, got {render!r}")
         if render_mode not in (None, "rgb_array"):
@@ -170,7 +171,7 @@ class LiberoVectorEnv(VectorEnv):
         return self.num_envs - 1 - env + turn * self.num_envs
 
     def _new_episode(self, env: int) -> Episode:
-        number = self._number(env, self._next_number[env])
+        number = self._number(env, self._next_number[env]) * self._shard[1] + self._shard[0]
         self._next_number[env] += 1
         task_index, turn = number % len(self.tasks), number // len(self.tasks)
         if self._split == "train":
@@ -196,13 +197,18 @@ class LiberoVectorEnv(VectorEnv):
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """
         :param seed: Base seed of the training split's initial states. A list must hold consecutive integers.
-        :param options: ``init_states`` switches the split; ``reset_mask`` (bool (num_envs,)) resets a part.
+        :param options: ``init_states`` switches the split; ``reset_mask`` (bool (num_envs,)) resets a part;
+            ``shard`` (k, n) leaves, from this full reset to the next one, only the episodes k, k + n, k + 2n, ... of
+            the sequence, so that n environments can divide an evaluation among them.
         """
         options = dict(options or {})
         mask = options.pop("reset_mask", None)
         split = options.pop("init_states", None)
+        shard = options.pop("shard", None)
         if options:
-            raise ValueError(f"Unknown reset options {sorted(options)}; known: init_states, reset_mask")
+            raise ValueError(f"Unknown reset options {sorted(options)}; known: init_states, reset_mask, shard")
+        if shard is not None and not 0 <= shard[0] < shard[1]:
+            raise ValueError(f"shard must be (k, n) with 0 <= k < n, got {shard!r}")
         if split is not None:
             split = self._checked_split(split)
         if mask is None:
@@ -220,6 +226,8 @@ class LiberoVectorEnv(VectorEnv):
         switched = split is not None and split != self._split
         if split is not None:
             self._split = split
+        if mask.all():
+            self._shard = (0, 1) if shard is None else (int(shard[0]), int(shard[1]))
         if seed is not None:
             self._seed = _checked_int("seed", seed, 0, 2**63)
         # A held-out sequence starts over at each full reset, so that every evaluation sees the same states.

@@ -54,6 +54,7 @@ class _FakeChunkVectorEnv(VectorEnv):
         self.max_episode_steps = max_episode_steps
         self.task_ids = tuple(task_ids)
         self.init_states = _check_init_states(init_states)
+        self._shard = (0, 1)
         self.render_mode = render_mode
         self.metadata = {"render_modes": ["rgb_array"], "autoreset_mode": mode}
         self.single_observation_space = observation_space
@@ -85,7 +86,8 @@ class _FakeChunkVectorEnv(VectorEnv):
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """
         :param seed: one seed (sub-environment i gets ``seed + i``) or one per sub-environment
-        :param options: ``init_states``; in DISABLED mode ``reset_mask`` (bool, (num_envs,))
+        :param options: ``init_states``; in DISABLED mode ``reset_mask`` (bool, (num_envs,)); ``shard`` (k, n): only the
+            episodes k, k + n, ... of the sequence
         :return: observations and infos
         """
         options = dict(options or {})
@@ -93,6 +95,9 @@ class _FakeChunkVectorEnv(VectorEnv):
         if mask.shape != (self.num_envs,) or mask.dtype != bool or not mask.any():
             raise ValueError(f"reset_mask must be bool of shape ({self.num_envs},) with at least one True, got {mask}.")
         self.init_states = _check_init_states(options.pop("init_states", self.init_states))
+        shard = options.pop("shard", (0, 1))
+        if mask.all():
+            self._shard = shard
         if seed is not None:
             seeds = [seed + index for index in range(self.num_envs)] if isinstance(seed, int | np.integer) else seed
             if len(seeds) != self.num_envs:
@@ -172,7 +177,8 @@ class _FakeChunkVectorEnv(VectorEnv):
 
     def _init_index(self, index: int) -> int:
         # the sequence of LIBERO-v0: evaluate_policy(n_eval_episodes=n) sees 0..n-1 once each
-        return int((self.num_envs - 1 - index) + self._episodes[index] * self.num_envs)
+        number = int((self.num_envs - 1 - index) + self._episodes[index] * self.num_envs)
+        return number * self._shard[1] + self._shard[0]
 
     def _info(
         self, index: int, step_rewards: np.ndarray | None = None, executed: int = 0, solved: bool = False

@@ -454,6 +454,8 @@ class RLT(TD3):
             names = ("critic_loss", "q_mean", "q_std", "target_mean", "target_min", "target_max")
             for name, value in zip(names, th.stack(critic_stats).mean(0).tolist(), strict=True):
                 self.logger.record_mean(f"train/{name}", value)
+            loss = th.stack(critic_stats)[:, 0].mean().item()
+            self.logger.record_mean("train/td_error", (loss / self.n_critics) ** 0.5)
         if actor_stats:
             actor_names = ("actor_loss", "actor_q", "bc_loss", "bc_distance")
             for name, value in zip(actor_names, th.stack(actor_stats).mean(0).tolist(), strict=True):
