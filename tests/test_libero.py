@@ -64,6 +64,9 @@ def test_splits_never_share_a_seed():
         ({"render": "pretty"}, "render must be one of"),
         ({"render_mode": "human"}, "render_mode"),
         ({"assets": "/nowhere"}, "/nowhere"),
+        ({"obs_stride": 0}, "obs_stride must be an integer in 1..7"),
+        ({"obs_stride": 8}, "obs_stride must be an integer in 1..7"),
+        ({"chunk_length": 1, "obs_stride": 1}, "chunk_length=1"),
         ({"autoreset_mode": AutoresetMode.NEXT_STEP}, "NEXT_STEP"),
     ],
 )
@@ -92,6 +95,30 @@ def test_horizon_truncates_inside_a_chunk(env):
     assert truncations.all() and not terminations.any() and not rewards.any()
     assert np.array_equal(infos["final_info"]["episode_steps"], [10, 10])
     assert np.array_equal(infos["episode_steps"], [0, 0])  # the top level is the new episode's
+
+
+def test_inner_observations_are_those_of_shorter_chunks():
+    """Chunks of 5 observed every 2 steps, horizon 9: what one-step chunks see after steps 2, 4, 7 (and not 9: the
+    episode's last observation is no inner one), bit for bit, zeros elsewhere."""
+    arguments = {**FAST, "render": "exact", "max_episode_steps": 9}
+    actions = np.random.default_rng(1).uniform(-1, 1, (2, 5, 7)).astype(np.float32)
+    chunked = LiberoVectorEnv(1, "libero_goal", [1], chunk_length=5, obs_stride=2, **arguments)
+    chunked.reset(seed=4)
+    infos = [chunked.step(chunk[None])[-1] for chunk in actions]
+    chunked.close()
+    stepwise = LiberoVectorEnv(1, "libero_goal", [1], chunk_length=1, **arguments)
+    stepwise.reset(seed=4)
+    seen = {}
+    for step, action in enumerate(actions.reshape(-1, 7)[:8], start=1):
+        seen[step] = stepwise.step(action[None, None])[0]
+    stepwise.close()
+    assert [info["inner_count"].tolist() for info in infos] == [[2], [1]]
+    for chunk, index, step in ((0, 0, 2), (0, 1, 4), (1, 0, 7)):
+        for key, value in seen[step].items():
+            assert np.array_equal(infos[chunk]["inner_obs"][key][0, index], value[0]), (step, key)
+    for key, value in infos[1]["inner_obs"].items():
+        assert value.shape[:2] == (1, 2) and value.dtype == chunked.single_observation_space[key].dtype
+        assert not value[0, 1].any()
 
 
 def test_evaluation_sequence_covers_each_pair_once_and_restarts(env):

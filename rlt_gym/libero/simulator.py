@@ -6,7 +6,8 @@ two of three forward passes a substep, Python controller code, observables and p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 import mujoco
 import numpy as np
@@ -40,11 +41,13 @@ class ChunkResult:
     :param observation: agentview and wrist uint8 (S, S, 3), proprio float32 (8,), after the last executed step.
     :param step_rewards: float32 (k,), one per executed control step.
     :param success: LIBERO's own goal predicate holds.
+    :param inner: Observations at the steps asked for that came before the last executed one.
     """
 
     observation: dict[str, np.ndarray]
     step_rewards: np.ndarray
     success: bool
+    inner: list[dict[str, np.ndarray]] = field(default_factory=list)
 
 
 class LiberoSimulator:
@@ -139,20 +142,24 @@ class LiberoSimulator:
             self._control_step(SETTLE_ACTION)
         return self.observe() if observe else {"proprio": self.proprio()}
 
-    def step_chunk(self, actions: np.ndarray, observe: bool = True) -> ChunkResult:
+    def step_chunk(self, actions: np.ndarray, observe: bool = True, observe_at: Collection[int] = ()) -> ChunkResult:
         """
         :param actions: float (k, 7) in [-1, 1]; played until LIBERO's goal predicate holds.
         :param observe: Draw pictures after the last executed step.
+        :param observe_at: Numbers (from 1) of the control steps inside the chunk after which to observe as well.
         """
         rewards = []
+        inner = []
         success = False
         for action in np.asarray(actions, dtype=np.float64):
             success = self._control_step(action)
             rewards.append(float(success))
             if success:
                 break
+            if len(rewards) in observe_at and len(rewards) < len(actions):
+                inner.append(self.observe())
         observation = self.observe() if observe else {"proprio": self.proprio()}
-        return ChunkResult(observation, np.array(rewards, dtype=np.float32), success)
+        return ChunkResult(observation, np.array(rewards, dtype=np.float32), success, inner)
 
     # ------------------------------------------------------------------ physics
 

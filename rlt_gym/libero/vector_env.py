@@ -64,6 +64,11 @@ class LiberoVectorEnv(VectorEnv):
     ``episode_steps``; ``instruction``; ``task_id``; ``init_index``. With a ``render_mode``, ``final_info`` also has
     ``final_frame``.
 
+    With ``obs_stride=s`` the infos of :meth:`step` also have ``inner_obs``, a dict of arrays (num_envs, n, ...) with
+    the observations at control steps s, 2s, ... < C inside the chunk that was just played (n of them, zeros from the
+    step at which it ended), and ``inner_count`` (num_envs,), how many are valid: those before step k. Both stand at
+    the top level for every env, for those whose episode has just ended too; ``final_info`` does not repeat them.
+
     Episode number p of the whole vector (env i plays p = N-1-i, 2N-1-i, ...) is task ``p % n_tasks`` and, in the
     evaluation and selection splits, initial state ``p // n_tasks``: SB3's ``evaluate_policy(n_eval_episodes=n)``
     thus sees the first n pairs exactly once, whatever N. In the training split the initial state is drawn from
@@ -81,6 +86,7 @@ class LiberoVectorEnv(VectorEnv):
     :param max_episode_steps: Control steps before truncation; ``None`` for the suite's horizon.
     :param render_mode: ``None`` or ``"rgb_array"`` (:meth:`render` gives upright 256-pixel frames).
     :param seed: Seed until :meth:`reset` is given one.
+    :param obs_stride: Also observe every so many control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
     :param autoreset_mode: ``SAME_STEP`` or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
     :raises ValueError: A bad argument or missing assets, before any process starts.
     """
@@ -99,10 +105,18 @@ class LiberoVectorEnv(VectorEnv):
         render_mode: str | None = None,
         seed: int = 0,
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
+        obs_stride: int | None = None,
     ):
         self.num_envs = _checked_int("num_envs", num_envs, 1, 1024)
         self.tasks = get_tasks(suite, task_ids)
         self.chunk_length = _checked_int("chunk_length", chunk_length, 1, 100)
+        if obs_stride is not None:
+            if self.chunk_length == 1:
+                raise ValueError("obs_stride needs chunks of 2 or more control steps, got chunk_length=1")
+            _checked_int("obs_stride", obs_stride, 1, self.chunk_length - 1)
+        self.obs_stride = obs_stride
+        #: Control steps inside a chunk at which it is observed, besides its end.
+        self._inner_steps = () if obs_stride is None else tuple(range(obs_stride, self.chunk_length, obs_stride))
         image_size = _checked_int("image_size", image_size, 16, 256)
         horizon = SUITE_HORIZONS[suite] if max_episode_steps is None else max_episode_steps
         self.max_episode_steps = _checked_int("max_episode_steps", horizon, 1, 100_000)
@@ -265,14 +279,19 @@ class LiberoVectorEnv(VectorEnv):
             raise RuntimeError("a finished environment must be reset before it is stepped (autoreset is disabled)")
         for env, (worker, episode) in enumerate(zip(self._workers, self._episodes, strict=True)):
             left = self.max_episode_steps - episode.steps  # type: ignore[union-attr]
-            worker.send("step", actions=array[env, :left])
+            worker.send("step", actions=array[env, :left], observe_at=self._inner_steps)
         rewards = np.zeros(self.num_envs, dtype=np.float64)
         terminations = np.zeros(self.num_envs, dtype=bool)
         truncations = np.zeros(self.num_envs, dtype=bool)
+        inner_obs, inner_count = self._empty_inner()
         step_infos = []
         for env, (worker, episode) in enumerate(zip(self._workers, self._episodes, strict=True)):
             assert episode is not None
-            self._observations[env], step_rewards, success = worker.receive()
+            self._observations[env], step_rewards, success, inner = worker.receive()
+            inner_count[env] = len(inner)
+            for index, observation in enumerate(inner):
+                for key in OBSERVATION_KEYS:
+                    inner_obs[key][env, index] = observation[key]
             episode.steps += len(step_rewards)
             rewards[env] = step_rewards.sum()
             terminations[env] = success
@@ -298,7 +317,14 @@ class LiberoVectorEnv(VectorEnv):
             self._dones = done.copy()
         for env, info in enumerate(step_infos):
             infos = self._add_info(infos, info, env)
+        if self._inner_steps:
+            infos["inner_obs"], infos["inner_count"] = inner_obs, inner_count
         return self._batch(), rewards, terminations, truncations, infos
+
+    def _empty_inner(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        shape = (self.num_envs, len(self._inner_steps))
+        arrays = {key: np.zeros((*shape, *value.shape), value.dtype) for key, value in self._observations[0].items()}
+        return arrays, np.zeros(self.num_envs, dtype=np.int64)
 
     def _info(self, env: int, step_rewards: np.ndarray | None = None, success: bool = False) -> dict[str, Any]:
         episode = self._episodes[env]

@@ -54,10 +54,12 @@ class Worker:
         self._select(task_id)
         return self._current.reset(split, index)
 
-    def step(self, actions: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray, bool]:
+    def step(
+        self, actions: np.ndarray, observe_at: tuple[int, ...] = ()
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, bool, list[dict[str, np.ndarray]]]:
         """Play a chunk until success; ``actions`` (k, 7) is already cut at the horizon."""
-        result = self._current.step_chunk(actions)
-        return result.observation, result.step_rewards, result.success
+        result = self._current.step_chunk(actions, observe_at=observe_at)
+        return result.observation, result.step_rewards, result.success, result.inner
 
     def render(self, camera: str, size: int) -> np.ndarray:
         """
