@@ -1,193 +1,515 @@
-"""Arithmetic of chunk returns against an independent step-by-step reference; observation = number of the row."""
+"""
+The chunk buffer against an oracle that knows every control step: an observation is (env, episode, control step), and
+actions and rewards follow from it.
+"""
 
 import pickle
+import threading
 
 import numpy as np
 import pytest
+import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.save_util import load_from_pkl, save_to_pkl
 
 from rlt_sb3 import ChunkReplayBuffer
+from rlt_sb3.common.rows import ChunkRows
 
 C, D, GAMMA = 4, 2, 0.9
-OBS = spaces.Dict({"a": spaces.Box(-np.inf, np.inf, (2,), np.float32), "b": spaces.Box(-np.inf, np.inf, (1, 1))})
+OBS = spaces.Dict(
+    {
+        "z_rl": spaces.Box(-np.inf, np.inf, (3,), np.float32),
+        "proprio": spaces.Box(-np.inf, np.inf, (3,), np.float32),
+        "vla_ref": spaces.Box(-1.0, 1.0, (C, D), np.float32),
+    }
+)
 ACT = spaces.Box(-1.0, 1.0, (C, D), np.float32)
 
 
-def make(size: int = 100, n_envs: int = 1, n_steps: int = 1, **kwargs) -> ChunkReplayBuffer:
+def make(size: int = 1000, n_envs: int = 1, n_steps: int = 1, **kwargs) -> ChunkReplayBuffer:
     return ChunkReplayBuffer(size, OBS, ACT, device="cpu", n_envs=n_envs, n_steps=n_steps, gamma=GAMMA, **kwargs)
 
 
-def make_rows(count: int, n_envs: int, seed: int = 0, end_probability: float = 0.25) -> list[list[dict]]:
-    """Random rows, rows[t][env]; observation t * 10 + env, next observation + 0.5."""
-    rng = np.random.default_rng(seed)
-    rows = []
-    for t in range(count):
-        line = []
+def number(*key: int) -> float:
+    """Some number in (-1, 1) that belongs to a control step."""
+    return float(np.sin(1.0 + 12.9898 * key[0] + 78.233 * key[1] + 37.719 * key[2]))
+
+
+def observation(env: int, episode: int, step: int) -> dict[str, np.ndarray]:
+    key = np.array([env, episode, step], dtype=np.float32)
+    return {"z_rl": key + 0.5, "proprio": key, "vla_ref": np.full((C, D), number(env, episode, step) / 2, np.float32)}
+
+
+def stack(rows: list[dict]) -> dict[str, np.ndarray]:
+    return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+
+
+class World:
+    """Episodes of random length (whole and broken chunks), half of which end in success; knows what was fed."""
+
+    def __init__(self, n_envs: int = 1, seed: int = 0, stride: int | None = None, longest: int = 15):
+        self.n_envs, self.stride, self.longest = n_envs, stride, longest
+        self.rng = np.random.default_rng(seed)
+        self.at = [(-1, 0)] * n_envs
+        self.length: dict[tuple[int, int], int] = {}  # planned
+        self.known: dict[tuple[int, int], int] = {}  # executed so far
+        self.finished: set[tuple[int, int]] = set()
         for env in range(n_envs):
-            done = rng.random() < end_probability
-            truncated = bool(done and rng.random() < 0.5)
-            k = int(rng.integers(1, C + 1)) if done else C
-            rewards = np.zeros(C, dtype=np.float32)
-            rewards[:k] = rng.normal(size=k)
-            line.append(dict(id=t * 10 + env, k=k, r=rewards, done=done, truncated=truncated, cut=False))
-        rows.append(line)
-    return rows
+            self.new_episode(env)
 
+    def new_episode(self, env: int) -> None:
+        episode = self.at[env][0] + 1
+        self.at[env] = (episode, 0)
+        self.length[env, episode] = int(self.rng.integers(1, self.longest + 1))
+        self.known[env, episode] = 0
 
-def fill(buffer: ChunkReplayBuffer, rows: list[list[dict]], chunk_infos: bool = True) -> None:
-    for line in rows:
-        ids = np.array([row["id"] for row in line], dtype=np.float32)
-        infos = []
-        for row in line:
-            info = {"TimeLimit.truncated": row["truncated"]}
-            if chunk_infos:
-                info |= {"step_rewards": row["r"], "chunk_steps": row["k"]}
-            infos.append(info)
-        obs = {"a": np.stack([ids, ids], 1), "b": ids[:, None, None]}
-        next_obs = {key: value + 0.5 for key, value in obs.items()}
-        action = np.broadcast_to(ids[:, None, None] / 1000.0, (len(line), C, D))
-        reward = np.array([row["r"].sum() for row in line])
-        done = np.array([row["done"] for row in line])
-        buffer.add(obs, next_obs, action, reward, done, infos)
-        if any(row["cut"] for row in line):
-            buffer.end_trajectories()
+    def reset(self) -> None:
+        for env in range(self.n_envs):
+            self.new_episode(env)
 
+    def succeeds(self, env: int, episode: int) -> bool:
+        return number(env, episode, -1) > 0
 
-def oracle(rows: list[list[dict]], t: int, env: int, n_steps: int) -> tuple[float, float, float, float]:
-    """Walk one control step at a time: return, discount, done, next observation. Rows as in `make_rows`, all alive."""
-    total, discount = 0.0, 1.0
-    for used in range(n_steps):
-        row = rows[t + used][env]
-        for j in range(row["k"]):
-            total += discount * float(row["r"][j])
+    def action(self, env: int, episode: int, step: int) -> np.ndarray:
+        return np.full(D, number(env, episode, step))
+
+    def reward(self, env: int, episode: int, step: int) -> float:
+        return number(episode, env, step + 100)
+
+    def feed(self, buffer: ChunkReplayBuffer, count: int, broken: float = 0.0) -> None:
+        for _ in range(count):
+            obs, following, actions, dones, infos = [], [], [], [], []
+            for env in range(self.n_envs):
+                episode, step = self.at[env]
+                obs.append(observation(env, episode, step))
+                steps = min(C, self.length[env, episode] - step)
+                chunk = np.stack([self.action(env, episode, step + j) for j in range(C)]).astype(np.float32)
+                actions.append(chunk)
+                if self.rng.random() < broken:
+                    following.append(observation(env, episode, step))
+                    dones.append(True)
+                    infos.append(self.info(env, episode, step, 0) | {"worker_restarted": True})
+                    self.new_episode(env)
+                    continue
+                self.at[env] = (episode, step + steps)
+                self.known[env, episode] = step + steps
+                done = step + steps == self.length[env, episode]
+                following.append(observation(env, episode, step + steps))
+                dones.append(done)
+                infos.append(self.info(env, episode, step, steps))
+                if done:
+                    infos[-1]["TimeLimit.truncated"] = not self.succeeds(env, episode)
+                    self.finished.add((env, episode))
+                    self.new_episode(env)
+            rewards = np.array([info["step_rewards"].sum() for info in infos])
+            buffer.add(stack(obs), stack(following), np.stack(actions), rewards, np.array(dones), infos)
+
+    def info(self, env: int, episode: int, step: int, steps: int) -> dict:
+        rewards = np.array([self.reward(env, episode, step + j) if j < steps else 0.0 for j in range(C)], np.float32)
+        info = {"step_rewards": rewards, "chunk_steps": steps, "task_id": 10 * env, "TimeLimit.truncated": False}
+        if self.stride:
+            at = range(self.stride, C, self.stride)
+            inner = [observation(env, episode, step + j if j < steps else -7) for j in at]
+            info |= {"inner_obs": stack(inner), "inner_count": sum(j < steps for j in at)}
+        return info
+
+    def starts(self) -> list[tuple[int, int, int]]:
+        """Where rows begin."""
+        out = []
+        for (env, episode), known in self.known.items():
+            for step in range(known):
+                on_grid = step % C == 0 or (self.stride is not None and step % C % self.stride == 0)
+                if on_grid and ((env, episode) in self.finished or step + C <= known):
+                    out.append((env, episode, step))
+        return out
+
+    def expected(self, env: int, episode: int, step: int, n_steps: int) -> dict:
+        """One control step at a time."""
+        known, finished = self.known[env, episode], (env, episode) in self.finished
+        end = min(step + n_steps * C, known)
+        if not finished:
+            end = step + (end - step) // C * C
+        total, discount = 0.0, 1.0
+        for t in range(step, end):
+            total += discount * self.reward(env, episode, t)
             discount *= GAMMA
-        last = t + used == len(rows) - 1
-        if row["done"] or row["cut"] or last:
-            break
-    return total, discount, float(row["done"] and not row["truncated"]), row["id"] + 0.5
+        done = finished and end == known and self.succeeds(env, episode)
+        steps = min(C, end - step)
+        actions = [self.action(env, episode, step + j) for j in range(steps)]
+        return dict(reward=total, discount=discount, done=float(done), end=end, actions=actions, steps=steps)
+
+    def check(self, batch, n_steps: int) -> set[tuple[int, int, int]]:
+        """Compare every row of a batch with the oracle; returns which rows were in it."""
+        size = len(batch.rewards)
+        assert batch.rewards.shape == batch.discounts.shape == batch.dones.shape == (size, 1)
+        assert batch.actions.shape == batch.bc_target.shape == (size, C * D) and batch.mask.shape == (size, C)
+        keys = [tuple(int(x) for x in row) for row in batch.observations["proprio"]]
+        wanted = [self.expected(*key, n_steps) for key in keys]
+        got = th.cat([batch.rewards, batch.discounts, batch.dones], dim=1)
+        columns = [[want["reward"], want["discount"], want["done"]] for want in wanted]
+        np.testing.assert_allclose(got, columns, atol=1e-5, rtol=1e-5)
+        before = stack([observation(*key) for key in keys])
+        after = stack([observation(*key[:2], want["end"]) for key, want in zip(keys, wanted, strict=True)])
+        for name in OBS.spaces:
+            np.testing.assert_array_equal(batch.observations[name], before[name], err_msg=name)
+            np.testing.assert_array_equal(batch.next_observations[name], after[name], err_msg=name)
+        valid = np.arange(C) < np.array([want["steps"] for want in wanted])[:, None]
+        np.testing.assert_array_equal(batch.mask, valid)
+        stored = batch.actions.numpy().reshape(size, C, D)
+        np.testing.assert_allclose(stored[valid], np.concatenate([want["actions"] for want in wanted]), rtol=1e-6)
+        for key, want, action in zip(keys, wanted, stored, strict=True):
+            if key[2] % C:  # a row between two chunks repeats its last action
+                assert (action[want["steps"] :] == action[want["steps"] - 1]).all()
+        assert batch.task_ids.tolist() == [10 * key[0] for key in keys]
+        return set(keys)
 
 
-def check_against_oracle(buffer: ChunkReplayBuffer, alive: list[list[dict]], n_steps: int, batch: int = 400) -> None:
-    np.random.seed(0)
-    samples = buffer.sample(batch)
-    assert samples.rewards.shape == samples.discounts.shape == samples.dones.shape == (batch, 1)
-    where = {row["id"]: (t, env) for t, line in enumerate(alive) for env, row in enumerate(line)}
-    seen = set()
-    for i in range(batch):
-        name = int(samples.observations["a"][i, 0])
-        assert name in where, "a row that was overwritten or never written"
-        seen.add(name)
-        expected = oracle(alive, *where[name], n_steps)
-        got = [float(x[i, 0]) for x in (samples.rewards, samples.discounts, samples.dones)]
-        got.append(float(samples.next_observations["b"][i, 0, 0]))
-        np.testing.assert_allclose(got, expected, atol=1e-5, rtol=1e-5)
-        assert samples.observations["b"][i, 0, 0] == name
-        np.testing.assert_allclose(samples.actions[i].numpy(), name / 1000.0)
-    assert len(seen) > 0.8 * len(where)
+def everything(buffer: ChunkReplayBuffer):
+    """Every row once."""
+    return buffer._gather(np.flatnonzero(buffer.rows.is_row(np.arange(buffer.rows.size))))
 
 
-@pytest.mark.parametrize("n_steps", [1, 2, 3, 5])
-@pytest.mark.parametrize("n_envs", [1, 3])
-@pytest.mark.parametrize("count", [1, 7, 25, 40, 63])
-def test_returns_match_the_oracle(n_steps, n_envs, count):
-    """Partly filled, exactly full and wrapped around (capacity: 25 rows per env)."""
-    rows = make_rows(count, n_envs, seed=count)
-    buffer = make(25 * n_envs, n_envs, n_steps)
-    fill(buffer, rows)
-    check_against_oracle(buffer, rows[-25:], n_steps)
+@pytest.mark.parametrize("stride", [None, 1, 2, 3])
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("count", [1, 3, 60])
+def test_every_row_against_the_oracle(stride, n_steps, count):
+    """C15: each row replayed control step by control step, and exactly the rows that there should be."""
+    world = World(3, seed=count, stride=stride)
+    buffer = make(1000, 3, n_steps, stride=stride)
+    world.feed(buffer, count)
+    batch = everything(buffer)
+    assert world.check(batch, n_steps) == set(world.starts())
+    assert len(batch.rewards) == buffer.size() == buffer.rows_stored == len(world.starts())
+    if count > 1:
+        np.random.seed(0)
+        sampled = world.check(buffer.sample(300), n_steps)
+        assert len(sampled) > min(100, 0.7 * buffer.size())
 
 
-def test_windows_longer_than_the_buffer():
-    rows = make_rows(10, 1, end_probability=0.0)
-    buffer = make(4, 1, n_steps=9)
-    fill(buffer, rows)
-    check_against_oracle(buffer, rows[-4:], 9, batch=50)
+@pytest.mark.parametrize("stride", [None, 2])
+@pytest.mark.parametrize("n_steps", [1, 9])
+@pytest.mark.parametrize("size", [1, 4, 25, 80])
+def test_wrapped_ring(stride, n_steps, size):
+    """Rows that survived are the newest and still right, with their next observations and returns."""
+    world = World(2, seed=size, stride=stride)
+    buffer = make(size, 2, n_steps, stride=stride)
+    for _ in range(12):
+        world.feed(buffer, 5)
+        assert 1 <= buffer.size() <= buffer.rows.size
+        kept = world.check(everything(buffer), n_steps)
+        newest = sorted(kept & {start for start in world.starts() if start[0] == 0})
+        all_of_env = sorted(start for start in world.starts() if start[0] == 0)
+        if stride is None and newest:
+            assert newest == all_of_env[-len(newest) :]
+    assert buffer.full and buffer.rows_stored == len(world.starts())
+    # slots hold rows, final observations and newest observations, nothing else
+    if size >= 25:
+        assert buffer.size() >= 0.6 * buffer.rows.size
+
+
+@pytest.mark.parametrize("stride", [None, 2])
+def test_broken_chunks_leave_no_row(stride):
+    world = World(3, seed=4, stride=stride, longest=40)
+    buffer = make(2000, 3, 2, stride=stride)
+    world.feed(buffer, 150, broken=0.15)
+    assert len(world.finished) > 10 and len(world.known) > len(world.finished) + 20
+    assert world.check(everything(buffer), 2) == set(world.starts())
 
 
 def test_time_out_bootstraps_and_termination_does_not():
-    rows = make_rows(3, 1, end_probability=0.0)
-    rows[1][0].update(done=True, truncated=True, k=3)
-    rows[2][0].update(done=True, truncated=False, k=2)
-    buffer = make(n_steps=2)
-    fill(buffer, rows)
-    batch = buffer._gather(np.arange(3), np.zeros(3, dtype=int))
-    assert batch.dones[:, 0].tolist() == [0.0, 0.0, 1.0]
-    np.testing.assert_allclose(batch.discounts[:, 0], [GAMMA**7, GAMMA**3, GAMMA**2], rtol=1e-6)
-    assert batch.next_observations["b"][:, 0, 0].tolist() == [10.5, 10.5, 20.5]
-
-
-def test_time_outs_as_terminations():
-    rows = make_rows(1, 1)
-    rows[0][0].update(done=True, truncated=True)
-    buffer = make(handle_timeout_termination=False)
-    fill(buffer, rows)
-    assert buffer.sample(1).dones.item() == 1.0
+    world = World(1, seed=1)
+    buffer = make()
+    world.feed(buffer, 40)
+    batch = everything(buffer)
+    ends = [tuple(int(x) for x in row) for row in batch.next_observations["proprio"]]
+    kinds = {world.succeeds(*key[:2]) for key in ends if key[:2] in world.finished}
+    assert kinds == {True, False}
+    for key, done in zip(ends, batch.dones[:, 0].tolist(), strict=True):
+        last = key[:2] in world.finished and key[2] == world.known[key[:2]]
+        assert done == float(last and world.succeeds(*key[:2]))
+    careless = make(handle_timeout_termination=False)
+    world = World(1, seed=1)
+    world.feed(careless, 40)
+    assert everything(careless).dones.sum() == len(world.finished)
 
 
 def test_plain_environment_counts_as_full_chunk():
-    rows = make_rows(2, 2, end_probability=0.0)
-    buffer = make(n_envs=2)
-    fill(buffer, rows, chunk_infos=False)
-    batch = buffer._gather(np.array([0, 1]), np.array([0, 1]))
-    np.testing.assert_allclose(batch.rewards[:, 0], [rows[0][0]["r"].sum(), rows[1][1]["r"].sum()], rtol=1e-6)
-    np.testing.assert_allclose(batch.discounts[:, 0], GAMMA**C, rtol=1e-6)
+    buffer = make()
+    first, second = stack([observation(0, 0, 0)]), stack([observation(0, 0, 4)])
+    buffer.add(first, second, np.zeros((1, C, D)), np.array([0.7]), np.array([False]), [{}])
+    batch = everything(buffer)
+    np.testing.assert_allclose([batch.rewards.item(), batch.discounts.item()], [0.7, GAMMA**C], rtol=1e-6)
+    assert batch.mask.all()
 
 
-def test_reset_from_outside_cuts_returns():
-    rows = make_rows(8, 2, end_probability=0.0)
-    rows[3][0]["cut"] = rows[3][1]["cut"] = True
-    buffer = make(n_envs=2, n_steps=3)
+def test_other_actions_count_as_one_control_step():
+    buffer = ChunkReplayBuffer(10, OBS, spaces.Box(-1, 1, (5,), np.float32), device="cpu", gamma=GAMMA)
+    first, second = stack([observation(0, 0, 0)]), stack([observation(0, 0, 1)])
+    buffer.add(first, second, np.ones((1, 5)), np.array([0.7]), np.array([False]), [{}])
+    batch = buffer.sample(2)
+    assert batch.actions.shape == (2, 5) and batch.discounts[0].item() == pytest.approx(GAMMA)
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("stride", [None, 2])
+def test_reset_from_outside_cuts_returns(told, stride):
+    """Also where nobody told: an observation that is not the one expected begins a new trajectory."""
+    world = World(2, seed=3, stride=stride, longest=60)
+    buffer = make(n_envs=2, n_steps=3, stride=stride)
     buffer.end_trajectories()  # harmless while empty
-    fill(buffer, rows)
-    check_against_oracle(buffer, rows, 3)
-    # an overwritten row forgets its cut
-    small = make(4, 1, n_steps=3)
-    rows = make_rows(3, 1, end_probability=0.0)
-    rows[2][0]["cut"] = True
-    fill(small, rows)
-    later = make_rows(6, 1, seed=1, end_probability=0.0)
-    fill(small, later)
-    check_against_oracle(small, later[-4:], 3)
+    for count in (4, 1, 7):
+        world.feed(buffer, count)
+        world.reset()
+        if told:
+            buffer.end_trajectories()
+    world.feed(buffer, 2)
+    assert world.check(everything(buffer), 3) == set(world.starts())
 
 
-@pytest.mark.parametrize("count", [5, 30])
-def test_save_and_load(tmp_path, count):
-    rows = make_rows(count, 2)
-    buffer = make(40, 2, n_steps=3)
-    fill(buffer, rows)
-    path = tmp_path / "buffer.pkl"
-    save_to_pkl(path, buffer)
-    loaded = load_from_pkl(path)
-    check_against_oracle(loaded, rows[-20:], 3)
+@pytest.mark.parametrize("stride", [None, 2])
+@pytest.mark.parametrize(("size", "count"), [(1000, 5), (40, 30)])
+def test_save_and_load(tmp_path, size, count, stride):
+    world = World(2, stride=stride)
+    buffer = make(size, 2, n_steps=3, stride=stride)
+    world.feed(buffer, count)
+    save_to_pkl(tmp_path / "buffer.pkl", buffer)
+    loaded = load_from_pkl(tmp_path / "buffer.pkl")
     # goes on being filled like the original
-    more = make_rows(9, 2, seed=5)
-    fill(buffer, more)
-    fill(loaded, more)
-    for name in ("step_rewards", "chunk_steps", "cuts", "actions", "rewards", "dones", "timeouts"):
-        size = buffer.size()
-        assert np.array_equal(getattr(buffer, name)[:size], getattr(loaded, name)[:size]), name
-    assert buffer.pos == loaded.pos and buffer.full == loaded.full
-    for key in OBS.spaces:
-        assert np.array_equal(buffer.observations[key], loaded.observations[key])
-        assert np.array_equal(buffer.next_observations[key], loaded.next_observations[key])
+    twin = pickle.loads(pickle.dumps(world))
+    world.feed(buffer, 9)
+    twin.feed(loaded, 9)
+    assert twin.check(everything(loaded), 3) == world.check(everything(buffer), 3)
+    assert (buffer.pos, buffer.full, buffer.size()) == (loaded.pos, loaded.full, loaded.size())
+    np.random.seed(1)
+    first = buffer.sample(50)
+    np.random.seed(1)
+    second = loaded.sample(50)
+    assert th.equal(first.rewards, second.rewards) and th.equal(first.actions, second.actions)
 
 
 def test_an_almost_empty_buffer_makes_a_small_file():
     buffer = make(100_000)
-    fill(buffer, make_rows(3, 1))
+    World().feed(buffer, 3)
     assert len(pickle.dumps(buffer)) < 20_000
 
 
+def test_half_precision_tokens():
+    single, half = make(500), make(500, z_rl_dtype="float16")
+    for buffer in (single, half):
+        World(longest=200).feed(buffer, 100)
+    assert half.rows.bytes_per_slot == single.rows.bytes_per_slot - 2 * 3
+    one, two = everything(single), everything(half)
+    assert two.observations["z_rl"].dtype == th.float32
+    np.testing.assert_allclose(one.next_observations["z_rl"], two.next_observations["z_rl"], rtol=1e-3)
+    assert th.equal(one.next_observations["proprio"], two.next_observations["proprio"])
+    assert half.size() == single.size()  # rounding does not look like another observation
+    with pytest.raises(ValueError, match="float16"):
+        make(z_rl_dtype="int8")
+
+
+def test_memory_is_what_the_formula_says():
+    """C17, the arithmetic; ``benchmarks/buffer.py`` measures it."""
+    space = spaces.Dict(OBS.spaces | {"z_rl": spaces.Box(-np.inf, np.inf, (2048,), np.float32)})
+    buffer = ChunkReplayBuffer(1000, space, ACT, device="cpu", z_rl_dtype="float16")
+    observation_bytes, chunk_bytes = 2048 * 2 + 3 * 4 + C * D * 4, C * D * 4 + C * 4
+    assert buffer.rows.bytes_per_slot <= 1.02 * (observation_bytes + chunk_bytes)
+    arrays = sum(value.nbytes for value in buffer.rows._arrays().values())
+    assert arrays <= 1.1 * 1000 * (observation_bytes + chunk_bytes)
+
+
+@pytest.mark.parametrize("stratified", [True, False])
+def test_tasks_in_a_batch(stratified):
+    """C18: ids {0, 10}, nine of ten rows from the first."""
+    buffer = make(3000, 2, stratified=stratified)
+    world = World(2, longest=1)
+    world.feed(buffer, 100)
+    for _ in range(800):
+        key = observation(0, 5000, 0)
+        info = {"step_rewards": np.zeros(C), "chunk_steps": C, "task_id": 0}
+        infos = [info, {"worker_restarted": True}]
+        buffer.add(stack([key, key]), stack([key, key]), np.zeros((2, C, D)), np.zeros(2), np.ones(2, bool), infos)
+    assert buffer.rows.counts == {0: 900, 10: 100}
+    shares = [(buffer.sample(101).task_ids == 10).sum().item() for _ in range(30)]
+    if stratified:
+        assert set(shares) == {50, 51}
+    else:
+        assert 5 < np.mean(shares) < 16
+    assert all(len(buffer.sample(size).rewards) == size for size in (1, 2, 3, 64))
+
+
+def test_rows_are_drawn_evenly_also_after_the_ring_has_wrapped():
+    buffer = make(50, 2, stride=2)
+    World(2, stride=2, longest=9).feed(buffer, 200)
+    rows = np.flatnonzero(buffer.rows.is_row(np.arange(buffer.rows.size)))
+    drawn = np.bincount(buffer._draw(buffer.rows, 200_000), minlength=buffer.rows.size)
+    assert set(np.flatnonzero(drawn)) == set(rows)
+    assert abs(drawn[rows] / 200_000 * len(rows) - 1.0).max() < 0.1
+
+
+def test_batches_at_once():
+    world = World(2, stride=2)
+    offline = make(400, 1)
+    World(1, seed=9).feed(offline, 50)
+    buffer = make(400, 2, 2, stride=2, offline=offline.rows, offline_ratio=0.25)
+    world.feed(buffer, 40)
+    batches = buffer.sample_batches(3, 32)
+    assert len(batches) == 3 and all(batch.rewards.shape == (32, 1) for batch in batches)
+    for batch in batches:
+        own = type(batch)(*(_first(column, 24) for column in batch))
+        world.check(own, 2)
+    assert not th.equal(batches[0].actions, batches[1].actions)
+
+
+def _first(column, count):
+    return {key: value[:count] for key, value in column.items()} if isinstance(column, dict) else column[:count]
+
+
+@pytest.mark.parametrize(("ratio", "share"), [(0.5, 32), (0.25, 16), (1.0, 64), (0.1, 6)])
+def test_composition_of_a_mixed_batch(ratio, share):
+    """C59"""
+    offline = make(400, 1)
+    demos = World(1, seed=9)
+    demos.at = [(700, 0)]
+    demos.length[0, 700], demos.known[0, 700] = 9, 0
+    demos.feed(offline, 50)
+    buffer = make(400, 1, offline=offline.rows, offline_ratio=ratio)
+    if ratio < 1.0:
+        with pytest.raises(ValueError, match="empty"):
+            buffer.sample(4)
+    World(1).feed(buffer, 60)
+    for _ in range(5):
+        episodes = buffer.sample(64).observations["proprio"][:, 1]
+        assert (episodes >= 700).sum().item() == share
+
+
+def test_mixing_needs_rows_that_fit():
+    with pytest.raises(ValueError, match="no offline rows"):
+        make(offline_ratio=0.5)
+    with pytest.raises(ValueError, match="no offline rows"):
+        make(offline=ChunkRows(10, OBS, C, D), offline_ratio=0.5)
+    with pytest.raises(ValueError, match="offline_ratio"):
+        make(offline_ratio=1.5)
+    with pytest.raises(ValueError, match="another chunk length"):
+        make(offline=ChunkRows(10, OBS, C + 1, D))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("stride", [None, 2])
+def test_interventions(overwrite, stride):
+    """C63: control steps 1 and 2 of the second chunk are a human's: flags, stored actions and BC targets follow."""
+    buffer = make(stride=stride, overwrite_reference=overwrite)
+    world = World(1, stride=stride)
+    human = np.full((C, D), 0.123, np.float32)
+    taken = [np.zeros(C, bool), np.array([False, True, True, False]), np.zeros(C, bool)]
+    for n, flags in enumerate(taken):
+        info = world.info(0, 0, n * C, C) | {"intervention": flags}
+        proposed = np.stack([world.action(0, 0, n * C + j) for j in range(C)]).astype(np.float32)
+        info["executed_actions"] = np.where(flags[:, None], human, proposed)
+        before, after = stack([observation(0, 0, n * C)]), stack([observation(0, 0, n * C + C)])
+        buffer.add(before, after, proposed[None], np.zeros(1), np.array([False]), [info])
+    batch = everything(buffer)
+    flags = np.concatenate([*taken, np.zeros(C, bool)])
+    for i, start in enumerate(batch.observations["proprio"][:, 2].int().tolist()):
+        window = flags[start : start + C][:, None]
+        own = np.stack([world.action(0, 0, start + j) for j in range(C)])
+        reference = observation(0, 0, start)["vla_ref"]
+        action, target = (batch.actions[i].view(C, D), batch.bc_target[i].view(C, D))
+        np.testing.assert_allclose(action, np.where(window, 0.123, own), rtol=1e-6)
+        np.testing.assert_allclose(target, np.where(window, 0.123, reference), rtol=1e-6)
+        seen = target if overwrite else th.as_tensor(reference)
+        assert th.equal(batch.observations["vla_ref"][i], seen)
+        end = int(batch.next_observations["proprio"][i, 2])
+        following = observation(0, 0, end)["vla_ref"]
+        if overwrite and end + C <= 3 * C:
+            following = np.where(flags[end : end + C][:, None], np.float32(0.123), following)
+        np.testing.assert_allclose(batch.next_observations["vla_ref"][i], following, rtol=1e-6)
+    assert sorted(batch.observations["proprio"][:, 2].int().tolist()) == (
+        [0, 4, 8] if stride is None else [0, 2, 4, 6, 8]
+    )
+
+
+def test_nothing_stored_changes_with_the_arrays_given():
+    """C50"""
+    world, buffer = World(1, stride=2), make(stride=2)
+    originals = []
+    real = buffer.add
+    buffer.add = lambda *args: (originals.append(args), real(*args))
+    world.feed(buffer, 6)
+    for obs, next_obs, actions, _, _, infos in originals:
+        for array in (*obs.values(), *next_obs.values(), actions, *infos[0]["inner_obs"].values()):
+            array[...] = -77.0
+        infos[0]["step_rewards"][...] = -77.0
+    world.feed(buffer, 1)
+    assert world.check(everything(buffer), 1) == set(world.starts())
+    batch = buffer.sample(8)
+    for tensor in (*batch.observations.values(), batch.actions, batch.bc_target):
+        tensor[...] = -77.0
+    world.check(everything(buffer), 1)
+
+
+def test_threads():
+    """C49: four threads add, four sample; every row sampled is one that was added, whole."""
+    buffer, errors, stop = make(300, 1), [], threading.Event()
+    world = World(1)
+
+    def guarded(work, seed):
+        try:
+            rng = np.random.default_rng(seed)
+            while not stop.is_set():
+                work(rng, seed)
+        except Exception as error:
+            errors.append(error)
+
+    def write(rng, writer):
+        step = int(rng.integers(0, 1000))
+        chunk = np.stack([world.action(writer, 0, step + j) for j in range(C)]).astype(np.float32)
+        info = {"step_rewards": np.full(C, step, np.float32), "chunk_steps": C, "task_id": writer}
+        before, after = stack([observation(writer, 0, step)]), stack([observation(writer, 0, step + C)])
+        buffer.add(before, after, chunk[None], np.zeros(1), np.array([False]), [info])
+
+    def read(rng, _):
+        batch = buffer.sample(64)
+        for i in range(0, 64, 8):
+            writer, _, step = (int(x) for x in batch.observations["proprio"][i])
+            np.testing.assert_allclose(batch.actions[i].view(C, D)[1], world.action(writer, 0, step + 1), rtol=1e-6)
+            assert batch.next_observations["proprio"][i].tolist() == [writer, 0, step + C]
+            assert batch.rewards[i].item() == pytest.approx(step * (1 - GAMMA**C) / (1 - GAMMA), rel=1e-5)
+            assert batch.task_ids[i] == writer
+
+    write(np.random.default_rng(0), 0)
+    threads = [threading.Thread(target=guarded, args=(work, seed)) for seed in range(4) for work in (write, read)]
+    for thread in threads:
+        thread.start()
+    stop.wait(1.5)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors[0]
+    assert buffer.rows_stored > 300
+
+
 @pytest.mark.parametrize(
-    ("rewards", "steps"), [(np.zeros(C + 1), C), (np.zeros(C), 0), (np.zeros(C), C + 1), (np.zeros((C, 1)), 1)]
+    ("rewards", "steps"), [(np.zeros(C + 1), C), (np.zeros(C), -1), (np.zeros(C), C + 1), (np.zeros((C, 1)), 1)]
 )
 def test_infos_that_do_not_fit(rewards, steps):
     buffer = make()
-    zero = {"a": np.zeros((1, 2)), "b": np.zeros((1, 1, 1))}
+    obs = stack([observation(0, 0, 0)])
     info = [{"step_rewards": rewards, "chunk_steps": steps}]
     with pytest.raises(ValueError, match="chunk_steps"):
-        buffer.add(zero, zero, np.zeros((1, C, D)), np.zeros(1), np.zeros(1, dtype=bool), info)
+        buffer.add(obs, obs, np.zeros((1, C, D)), np.zeros(1), np.zeros(1, dtype=bool), info)
+    info = [{"step_rewards": np.zeros(C), "chunk_steps": C, "intervention": np.zeros(C + 1)}]
+    with pytest.raises(ValueError, match="intervention"):
+        buffer.add(obs, obs, np.zeros((1, C, D)), np.zeros(1), np.zeros(1, dtype=bool), info)
+    assert buffer.rows.written == 0
+
+
+def test_stride_needs_inner_observations():
+    world, buffer = World(1, longest=50), make(stride=2)
+    with pytest.raises(ValueError, match="obs_stride=2"):
+        world.feed(buffer, 1)
+    sparse = World(1, stride=3, longest=50)
+    with pytest.raises(ValueError, match="obs_stride=1"):
+        sparse.feed(make(stride=1), 1)
 
 
 def test_bad_arguments():
@@ -195,5 +517,9 @@ def test_bad_arguments():
         make(n_steps=0)
     with pytest.raises(ValueError, match="gamma"):
         ChunkReplayBuffer(10, OBS, ACT, gamma=1.5)
+    with pytest.raises(ValueError, match="stride"):
+        make(stride=C)
+    with pytest.raises(ValueError, match="optimize_memory_usage"):
+        make(optimize_memory_usage=True)
     with pytest.raises(ValueError, match="empty"):
         make().sample(1)

@@ -1,13 +1,17 @@
 """Replay buffer for action chunks: rewards are kept per control step."""
 
+import threading
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.buffers import DictReplayBuffer
-from stable_baselines3.common.type_aliases import DictReplayBufferSamples
+from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
+
+from rlt_sb3.common.chunks import Chunk, Lane, join_chunks
+from rlt_sb3.common.rows import ChunkBatch, ChunkRows, join_batches, split_batch
 
 
 class ChunkReplayBuffer(DictReplayBuffer):
@@ -17,7 +21,9 @@ class ChunkReplayBuffer(DictReplayBuffer):
     A row holds one chunk of at most :math:`C` control steps with its reward at each of them and the number
     :math:`k \le C` of executed steps (a chunk is cut short when the episode ends inside it). Both come from
     ``infos[i]["step_rewards"]`` (C,) and ``infos[i]["chunk_steps"]``. Without them (any other environment) the
-    reward is taken as earned in the first control step and the chunk as complete, k = C.
+    reward is taken as earned in the first control step and the chunk as complete, k = C. ``infos[i]["task_id"]`` is
+    kept where there is one. ``infos[i]["executed_actions"]`` (C, d) replaces the action, and
+    ``infos[i]["intervention"]`` (C,) marks the control steps that a human or an expert chose.
 
     Samples are returns over ``n_steps`` consecutive chunks of one sub-environment,
 
@@ -28,18 +34,38 @@ class ChunkReplayBuffer(DictReplayBuffer):
     newest row and where :meth:`end_trajectories` was called. ``dones`` is 1 for terminations only: after a time-out
     the value of the last observation is used.
 
-    Rows of another origin (demonstrations) can be mixed in by overriding :meth:`_draw`, which chooses the rows.
+    **Rows between the chunks** (paper: subsampling with stride 2). With ``stride=s`` a row begins at every control step
+    s, 2s, ... inside a chunk as well. Its actions are the C that were executed from there on, across the border to the
+    next chunk; where the episode ends before, k < C and the last action is repeated. The observations in between come
+    from ``infos[i]["inner_obs"]``, a dict of arrays (n, ...), and ``infos[i]["inner_count"]``, how many of them are
+    valid (environments make them with ``obs_stride=s``). Such a row can be drawn when its last action is known.
 
-    :param buffer_size: number of rows (divided among the sub-environments)
+    **Memory.** Each observation is stored once, in one of ``buffer_size`` slots; the final observation of an episode
+    takes a slot of its own, so a full buffer holds a little less than ``buffer_size`` rows. Where an observation is not
+    the next one of the row before, the trajectory is taken as cut.
+
+    A chunk that a worker did not finish (``infos[i]["worker_restarted"]``, or ``chunk_steps`` 0) is not stored; the
+    row before it leads to its observation as usual.
+
+    Adding and sampling may happen in different threads.
+
+    :param buffer_size: number of slots, over all sub-environments
     :param observation_space: flat Dict space
     :param action_space: Box of shape (C, d); another shape counts as one control step per row
     :param device: where samples go
     :param n_envs: number of sub-environments
-    :param optimize_memory_usage: not supported
+    :param optimize_memory_usage: not supported (and not needed)
     :param handle_timeout_termination: if False, a time-out counts as a termination
     :param n_steps: number of chunks in the return
     :param gamma: discount per control step
-    :raises ValueError: if ``n_steps`` < 1 or ``gamma`` is outside [0, 1]
+    :param stride: begin a row every so many control steps, 1..C-1; None: one row per chunk
+    :param z_rl_dtype: "float32", or "float16" to keep ``z_rl`` in half the memory
+    :param stratified: draw the same number of rows from every task
+    :param offline: further rows, e.g. of :func:`~rlt_sb3.common.offline.load_transitions`
+    :param offline_ratio: share of each batch that comes from ``offline``, rounded to whole rows
+    :param overwrite_reference: where someone else chose the action, replace ``vla_ref`` by it (as the paper does),
+        not only the target of the actor's pull
+    :raises ValueError: for settings out of range, or a share of ``offline`` without rows in it
     """
 
     def __init__(
@@ -53,28 +79,79 @@ class ChunkReplayBuffer(DictReplayBuffer):
         handle_timeout_termination: bool = True,
         n_steps: int = 1,
         gamma: float = 0.99,
+        stride: int | None = None,
+        z_rl_dtype: str = "float32",
+        stratified: bool = False,
+        offline: ChunkRows | None = None,
+        offline_ratio: float = 0.0,
+        overwrite_reference: bool = False,
     ):
         if not isinstance(n_steps, int | np.integer) or n_steps < 1:
             raise ValueError(f"n_steps must be an integer >= 1 (number of chunks in a return), got {n_steps!r}.")
         if not 0.0 <= gamma <= 1.0:
             raise ValueError(f"gamma must be in [0, 1] (discount per control step), got {gamma!r}.")
-        super().__init__(
-            buffer_size,
-            observation_space,
-            action_space,
-            device=device,
-            n_envs=n_envs,
-            optimize_memory_usage=optimize_memory_usage,
-            handle_timeout_termination=handle_timeout_termination,
-        )
-        self.n_steps = int(n_steps)
-        self.gamma = float(gamma)
+        if optimize_memory_usage:
+            raise ValueError("ChunkReplayBuffer keeps every observation once anyway: leave optimize_memory_usage out.")
         shape = action_space.shape
         self.chunk_length = int(shape[0]) if len(shape) == 2 else 1
-        self.step_rewards = np.zeros((self.buffer_size, self.n_envs, self.chunk_length), dtype=np.float32)
-        self.chunk_steps = np.full((self.buffer_size, self.n_envs), self.chunk_length, dtype=np.int32)
-        # True where the next row of this sub-environment is not the continuation, although the episode went on
-        self.cuts = np.zeros((self.buffer_size, self.n_envs), dtype=bool)
+        if stride is not None and not 1 <= stride < self.chunk_length:
+            raise ValueError(f"stride must be None or 1..{self.chunk_length - 1} (control steps), got {stride!r}.")
+        # not ReplayBuffer's own __init__, which allocates arrays for both observations of every row
+        BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
+        self.optimize_memory_usage = False
+        self.handle_timeout_termination = handle_timeout_termination
+        self.n_steps, self.gamma = int(n_steps), float(gamma)
+        self.stride = stride
+        self.stratified = stratified
+        self.overwrite_reference = overwrite_reference
+        self.z_rl_dtype = z_rl_dtype
+        self._lock = threading.RLock()
+        self.reset()
+        self.set_offline(offline, offline_ratio)
+
+    def reset(self) -> None:
+        """Forget all rows; offline rows stay."""
+        super().reset()
+        # the newest observations are no rows yet; a ring that is too small would lose them before they are
+        per_chunk = 1 if self.stride is None else -(-self.chunk_length // self.stride)
+        extra = (self.n_envs + 1) * (per_chunk + 1)
+        space = self.observation_space
+        assert isinstance(space, spaces.Dict)
+        self.rows = ChunkRows(
+            self.buffer_size + extra, space, self.chunk_length, self.action_dim // self.chunk_length, self.z_rl_dtype
+        )
+        self.lanes: list[Lane | None] = [None] * self.n_envs
+        self.rows_stored = 0  # ever
+
+    def set_offline(self, offline: ChunkRows | None, ratio: float) -> None:
+        """
+        Mix rows of another origin into every batch.
+
+        :param offline: the rows, or None
+        :param ratio: their share of each batch, in [0, 1]
+        :raises ValueError: if the share is out of range, or positive without rows, or if the rows have other shapes
+        """
+        if not 0.0 <= ratio <= 1.0:
+            raise ValueError(f"offline_ratio must be in [0, 1] (share of each batch), got {ratio!r}.")
+        if ratio > 0.0 and (offline is None or offline.count == 0):
+            raise ValueError(
+                f"offline_ratio is {ratio} but there are no offline rows: give transitions (`rlt encode-demos` writes "
+                "them from demonstrations) or set it to 0."
+            )
+        if offline is not None:
+            mine, theirs = _shapes(self.rows), _shapes(offline)
+            if mine != theirs:
+                raise ValueError(
+                    f"The offline rows have the shapes {theirs}, this environment {mine}: they were made with another "
+                    "chunk length, VLA or RL token. Write them again with those of the environment."
+                )
+        self.offline, self.offline_ratio = offline, float(ratio)
+
+    def size(self) -> int:
+        """:return: number of stored rows that can be drawn"""
+        return self.rows.count
+
+    # ------------------------------------------------------------------------------------------------- adding
 
     def add(  # type: ignore[override]
         self,
@@ -86,141 +163,183 @@ class ChunkReplayBuffer(DictReplayBuffer):
         infos: list[dict[str, Any]],
     ) -> None:
         """
-        Store one row per sub-environment.
+        Store what happened in one chunk of every sub-environment.
 
         :param obs: observations before the chunk
         :param next_obs: observations after it (the final ones where the episode ended)
         :param action: chunks, (n_envs, C, d)
         :param reward: sums over the chunks, (n_envs,)
         :param done: terminated or truncated, (n_envs,)
-        :param infos: ``step_rewards``, ``chunk_steps`` and ``TimeLimit.truncated`` are read
-        :raises ValueError: if ``step_rewards`` or ``chunk_steps`` do not fit the chunk length
+        :param infos: see the class; also ``TimeLimit.truncated``
+        :raises ValueError: if an info does not fit the chunk length or the stride; nothing is stored then
         """
-        row = self.pos
-        self.step_rewards[row] = 0.0
-        self.cuts[row] = False
-        for index, info in enumerate(infos):
-            if "step_rewards" not in info or "chunk_steps" not in info:
-                self.step_rewards[row, index, 0] = reward[index]
-                self.chunk_steps[row, index] = self.chunk_length
-                continue
-            rewards, steps = np.asarray(info["step_rewards"], dtype=np.float32), int(info["chunk_steps"])
-            if rewards.shape != (self.chunk_length,) or not 1 <= steps <= self.chunk_length:
+        shape = (self.n_envs, self.chunk_length, self.action_dim // self.chunk_length)
+        actions = np.asarray(action, dtype=np.float32).reshape(shape)
+        chunks = [self._read(index, actions[index], reward[index], info) for index, info in enumerate(infos)]
+        with self._lock:
+            for index, (chunk, info) in enumerate(zip(chunks, infos, strict=True)):
+                if chunk is None:
+                    self.lanes[index] = None
+                    continue
+                truncated = bool(info.get("TimeLimit.truncated", False)) and self.handle_timeout_termination
+                self._add_chunk(index, obs, next_obs, chunk, bool(done[index]), truncated, info)
+            self.pos = self.rows.written % self.rows.size
+            self.full = self.rows.written >= self.rows.size
+
+    def _read(self, index: int, action: np.ndarray, reward: float, info: Mapping[str, Any]) -> Chunk | None:
+        """Check one info before anything is written; None: not to be stored."""
+        length = self.chunk_length
+        steps = int(info["chunk_steps"]) if "chunk_steps" in info else length
+        if info.get("worker_restarted", False):
+            return None
+        if "step_rewards" in info and "chunk_steps" in info:
+            rewards = np.array(info["step_rewards"], dtype=np.float32)
+            if rewards.shape != (length,) or not 0 <= steps <= length:
                 raise ValueError(
-                    f"Expected info['step_rewards'] of shape ({self.chunk_length},) and 1 <= info['chunk_steps'] <= "
-                    f"{self.chunk_length}, got shape {rewards.shape} and {steps}."
+                    f"Expected info['step_rewards'] of shape ({length},) and 1 <= info['chunk_steps'] <= {length} (0: "
+                    f"nothing was executed), got shape {rewards.shape} and {steps}."
                 )
-            self.step_rewards[row, index, :steps] = rewards[:steps]
-            self.chunk_steps[row, index] = steps
-        super().add(obs, next_obs, action, reward, done, infos)
+            if steps == 0:
+                return None
+            rewards[steps:] = 0.0
+        else:
+            steps, rewards = length, np.zeros(length, dtype=np.float32)
+            rewards[0] = reward
+        human = np.array(info.get("intervention", np.zeros(length)), dtype=bool)
+        executed = np.array(info.get("executed_actions", action), dtype=np.float32)  # a copy: it waits in the lane
+        if human.shape != (length,) or executed.shape != action.shape:
+            raise ValueError(
+                f"Expected info['intervention'] of shape ({length},) and info['executed_actions'] of shape "
+                f"{action.shape}, got {human.shape} and {executed.shape}."
+            )
+        human[steps:] = False
+        if self.stride is not None and "inner_obs" not in info:
+            raise ValueError(
+                f"stride={self.stride} needs info['inner_obs'] and info['inner_count'] of sub-environment {index}: "
+                f"make the environment with obs_stride={self.stride}."
+            )
+        if self.stride is not None and int(info["inner_count"]) < len(range(self.stride, steps, self.stride)):
+            raise ValueError(
+                f"stride={self.stride} needs {len(range(self.stride, steps, self.stride))} inner observations of "
+                f"{steps} control steps, got {info['inner_count']}: make the environment with obs_stride={self.stride}."
+            )
+        return Chunk(executed, rewards, steps, human)
+
+    def _add_chunk(
+        self,
+        index: int,
+        obs: Mapping[str, np.ndarray],
+        next_obs: Mapping[str, np.ndarray],
+        chunk: Chunk,
+        done: bool,
+        truncated: bool,
+        info: Mapping[str, Any],
+    ) -> None:
+        rows, lane = self.rows, self.lanes[index]
+        if lane is not None and not rows.holds(lane.slot, obs, index):
+            lane = None
+        slot = lane.slot if lane is not None else rows.put_observation(obs, index)
+        starts: dict[int, int] = {}  # control step in this chunk -> slot of its observation
+        if self.stride is not None:
+            inner = range(self.stride, chunk.steps, self.stride)
+            starts = {step: rows.put_observation(info["inner_obs"], n) for n, step in enumerate(inner)}
+        next_slot = rows.put_observation(next_obs, index)
+        ends = (next_slot, done and not truncated, done and truncated)
+        task = int(info.get("task_id", 0))
+        self._complete(slot, chunk, *ends, task)
+        for open_slot, step in lane.inner if lane is not None else ():
+            assert lane is not None
+            window = join_chunks(lane.chunk, chunk, step)
+            goes_on = step in starts and window.steps == self.chunk_length
+            self._complete(open_slot, window, *((starts[step], False, False) if goes_on else ends), task)
+        if done or chunk.steps < self.chunk_length:
+            for step, open_slot in starts.items():
+                self._complete(open_slot, join_chunks(chunk, None, step), *ends, task)
+            starts = {}
+        self.lanes[index] = None if done else Lane(next_slot, chunk, [(s, step) for step, s in starts.items()])
+
+    def _complete(self, slot: int, chunk: Chunk, next_slot: int, terminated: bool, truncated: bool, task: int) -> None:
+        self.rows.put_chunk(
+            slot, chunk.actions, chunk.rewards, chunk.steps, next_slot, terminated, truncated, task, chunk.human
+        )
+        self.rows_stored += 1
 
     def end_trajectories(self) -> None:
         """
         Say that the rows to come do not continue the newest ones (the environment was reset from outside), so that
         no return runs across.
         """
-        if self.size() > 0:
-            self.cuts[(self.pos - 1) % self.buffer_size] = True
+        with self._lock:
+            self.lanes = [None] * self.n_envs
 
-    def sample(  # type: ignore[override]
-        self, batch_size: int, env: VecNormalize | None = None
-    ) -> DictReplayBufferSamples:
+    # ------------------------------------------------------------------------------------------------- sampling
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ChunkBatch:  # type: ignore[override]
         """
-        :param batch_size: number of samples
+        :param batch_size: number of rows
         :param env: must be None; normalised rewards would not fit the per-step rewards
         :return: batch with ``rewards`` (B, 1) = n-chunk returns, ``discounts`` (B, 1), ``dones`` (B, 1)
         :raises ValueError: if the buffer is empty
         """
-        if self.size() == 0:
-            raise ValueError("The replay buffer is empty: store transitions before sampling.")
-        return self._gather(*self._draw(batch_size))
+        return self.sample_batches(1, batch_size)[0]
 
-    def _draw(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+    def sample_batches(self, count: int, batch_size: int) -> list[ChunkBatch]:
         """
-        Choose rows uniformly, with replacement.
+        Several batches read at once, with less overhead than one by one.
 
-        :param batch_size: how many
-        :return: row indices (B,) and sub-environment indices (B,)
+        :param count: number of batches
+        :param batch_size: rows in each
+        :return: the batches; each by itself is drawn as by :meth:`sample`
+        :raises ValueError: if the buffer is empty
         """
-        return np.random.randint(0, self.size(), size=batch_size), np.random.randint(0, self.n_envs, size=batch_size)
+        n_offline = round(batch_size * self.offline_ratio)
+        with self._lock:
+            if self.size() == 0 and n_offline < batch_size:
+                raise ValueError("The replay buffer is empty: store transitions before sampling.")
+            parts: list[tuple[ChunkRows, int]] = [(self.rows, batch_size - n_offline)]
+            if n_offline:
+                assert self.offline is not None
+                parts.append((self.offline, n_offline))
+            read: list[list[ChunkBatch]] = []
+            for rows, share in parts:
+                if share:
+                    slots = np.concatenate([self._draw(rows, share) for _ in range(count)])
+                    read.append(split_batch(self._gather(slots, rows), count, share))
+        return [join_batches(batches) for batches in zip(*read, strict=True)]
 
-    def _get_samples(  # type: ignore[override]
-        self, batch_inds: np.ndarray, env: VecNormalize | None = None
-    ) -> DictReplayBufferSamples:
-        return self._gather(batch_inds, np.random.randint(0, self.n_envs, size=len(batch_inds)))
-
-    def _gather(self, rows: np.ndarray, envs: np.ndarray) -> DictReplayBufferSamples:
+    def _draw(self, rows: ChunkRows, count: int) -> np.ndarray:
         """
-        Build the batch for chosen rows.
+        Choose rows, with replacement: uniformly, or as many from each task.
 
-        :param rows: row indices (B,)
-        :param envs: sub-environment indices (B,)
+        :param rows: what to choose from
+        :param count: how many
+        :return: slots (count,)
+        """
+        return rows.rows.draw(count, self.stratified)
+
+    def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> ChunkBatch:  # type: ignore[override]
+        return self._gather(batch_inds)
+
+    def _gather(self, slots: np.ndarray, rows: ChunkRows | None = None) -> ChunkBatch:
+        """
+        Build the batch of chosen rows.
+
+        :param slots: slots (B,)
+        :param rows: where they are; the stored rows by default
         :return: the batch
         """
-        returns, discounts, last = self._returns(rows, envs)
-        # one flat take per array is several times faster than two-dimensional fancy indexing
-        first_flat, last_flat = rows * self.n_envs + envs, last * self.n_envs + envs
-        dones = self.dones[last, envs] * (1.0 - self.timeouts[last, envs])
-        return DictReplayBufferSamples(
-            observations={key: self._take(value, first_flat) for key, value in self.observations.items()},
-            actions=self._take(self.actions, first_flat),
-            next_observations={key: self._take(value, last_flat) for key, value in self.next_observations.items()},
-            dones=self.to_torch(dones.astype(np.float32)[:, None], copy=False),
-            rewards=self.to_torch(returns.astype(np.float32)[:, None], copy=False),
-            discounts=self.to_torch(discounts.astype(np.float32)[:, None], copy=False),
-        )
-
-    def _take(self, array: np.ndarray, flat: np.ndarray) -> th.Tensor:
-        merged = array.reshape(self.buffer_size * self.n_envs, *array.shape[2:])  # a view: the arrays are contiguous
-        return self.to_torch(merged.take(flat, axis=0), copy=False)
-
-    def _returns(self, rows: np.ndarray, envs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """
-        n-chunk returns.
-
-        :param rows: row indices (B,)
-        :param envs: sub-environment indices (B,)
-        :return: returns (B,), discounts of the bootstrap (B,), row whose next observation is bootstrapped from (B,)
-        """
-        offsets = np.arange(self.n_steps)
-        idx = (rows[:, None] + offsets) % self.buffer_size  # (B, n)
-        env = envs[:, None]
-        newest = (self.pos - 1) % self.buffer_size
-        stop = (self.dones[idx, env] > 0) | self.cuts[idx, env] | (idx == newest)
-        # a chunk is used if no earlier one of the window stopped the sum
-        used = np.ones_like(stop)
-        used[:, 1:] = ~np.logical_or.accumulate(stop[:, :-1], axis=1)
-        powers = self.gamma ** np.arange(self.chunk_length)
-        chunk_rewards = self.step_rewards[idx, env] @ powers  # (B, n), float64
-        steps = self.chunk_steps[idx, env] * used
-        before = np.cumsum(steps, axis=1) - steps
-        returns = (self.gamma**before * chunk_rewards * used).sum(axis=1)
-        last = idx[np.arange(len(rows)), used.sum(axis=1) - 1]
-        return returns, self.gamma ** steps.sum(axis=1), last
+        chosen = self.rows if rows is None else rows
+        return chosen.gather(slots, self.n_steps, self.gamma, self.device, self.overwrite_reference)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the filled rows only; an almost empty buffer makes a small file."""
-        state = self.__dict__.copy()
-        if not self.full:
-            for name, value in state.items():
-                if isinstance(value, np.ndarray) and value.shape[:1] == (self.buffer_size,):
-                    state[name] = value[: self.pos].copy()
-                elif name in ("observations", "next_observations"):
-                    state[name] = {key: array[: self.pos].copy() for key, array in value.items()}
-        return state
+        """The lock stays here, and the offline rows, which have a file of their own."""
+        state = {key: value for key, value in self.__dict__.items() if key != "_lock"}
+        return state | {"offline": None, "offline_ratio": 0.0}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        size = state["buffer_size"]
-
-        def grow(array: np.ndarray) -> np.ndarray:
-            grown = np.zeros((size, *array.shape[1:]), dtype=array.dtype)
-            grown[: len(array)] = array
-            return grown
-
         self.__dict__.update(state)
-        if not self.full:
-            for name, value in state.items():
-                if isinstance(value, np.ndarray) and value.shape[:2] == (self.pos, self.n_envs):
-                    setattr(self, name, grow(value))
-                elif name in ("observations", "next_observations"):
-                    setattr(self, name, {key: grow(array) for key, array in value.items()})
+        self._lock = threading.RLock()
+
+
+def _shapes(rows: ChunkRows) -> dict[str, Any]:
+    return {"action": rows.actions.shape[1:]} | {key: value.shape[1:] for key, value in sorted(rows.obs.items())}

@@ -81,7 +81,8 @@ class QGapTracker:
             self.returns[index] += self.discounts[index] * discounted
             self.discounts[index] *= self.gamma**steps
             if dones[index]:
-                if not np.isnan(self.promised[index]):
+                # an episode that ended because a worker died has no return to compare with
+                if not np.isnan(self.promised[index]) and not info.get("worker_restarted", False):
                     self._add(float(self.promised[index] - self.returns[index]))
                 self.promised[index], self.returns[index], self.discounts[index] = np.nan, 0.0, 1.0
 

@@ -16,7 +16,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import (
-    DictReplayBufferSamples,
     GymEnv,
     MaybeCallback,
     RolloutReturn,
@@ -29,6 +28,7 @@ from stable_baselines3.td3.td3 import TD3
 from rlt_sb3.common.buffers import ChunkReplayBuffer
 from rlt_sb3.common.hardware import cpu_has_bfloat16
 from rlt_sb3.common.q_gap import QGapTracker
+from rlt_sb3.common.rows import ChunkBatch
 from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy
 
 SelfRLT = TypeVar("SelfRLT", bound="RLT")
@@ -403,9 +403,11 @@ class RLT(TD3):
         self._q_gap.step(buffer_action.shape[1], reward, dones, infos, q_function)
         if len(self._noisy) == len(dones):
             self._noisy = np.where(dones, np.random.random(len(dones)) < self.noise_prob, self._noisy)
+        assert isinstance(replay_buffer, ChunkReplayBuffer)
+        stored = replay_buffer.rows_stored
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
         if self.utd is not None and self.num_timesteps > self.learning_starts:
-            self._update_credit += self.utd * len(dones)
+            self._update_credit += self.utd * (replay_buffer.rows_stored - stored)
 
     def _promised_q(self, chunks: np.ndarray) -> np.ndarray:
         with th.no_grad():
@@ -461,7 +463,7 @@ class RLT(TD3):
             for name, value in zip(actor_names, th.stack(actor_stats).mean(0).tolist(), strict=True):
                 self.logger.record_mean(f"train/{name}", value)
 
-    def _targets(self, batch: DictReplayBufferSamples) -> th.Tensor:
+    def _targets(self, batch: ChunkBatch) -> th.Tensor:
         """
         :param batch: rows
         :return: targets of the critics (B,)
@@ -475,12 +477,10 @@ class RLT(TD3):
             if self.n_target_critics is not None and self.n_target_critics < self.n_critics:
                 members = th.randperm(self.n_critics, device=self.device)[: self.n_target_critics]
             next_q = self._q_values(self.critic_target, batch.next_observations, next_actions, members).amin(0)
-            discounts = batch.discounts
-            assert discounts is not None
-            targets = (batch.rewards + (1.0 - batch.dones) * discounts * next_q.unsqueeze(1)).squeeze(1)
+            targets = (batch.rewards + (1.0 - batch.dones) * batch.discounts * next_q.unsqueeze(1)).squeeze(1)
             return targets if self.q_bounds is None else targets.clamp_(*self.q_bounds)
 
-    def _update_critic(self, batch: DictReplayBufferSamples) -> th.Tensor:
+    def _update_critic(self, batch: ChunkBatch) -> th.Tensor:
         """
         :param batch: rows
         :return: loss (summed over the ensemble), mean Q, its spread over the ensemble, mean / min / max target
@@ -495,20 +495,20 @@ class RLT(TD3):
             spread = q_values.std(0, unbiased=False).mean()
             return th.stack([loss, q_values.mean(), spread, targets.mean(), targets.min(), targets.max()])
 
-    def _update_actor(self, batch: DictReplayBufferSamples, follow_q: bool = True) -> th.Tensor:
+    def _update_actor(self, batch: ChunkBatch, follow_q: bool = True) -> th.Tensor:
         """
         :param batch: rows
         :param follow_q: False leaves only the pull towards the VLA's chunks
         :return: loss, mean Q, mean squared distance to the VLA's chunks, mean distance per sample (norm over C*d)
         """
         observations = batch.observations
-        reference = observations["vla_ref"].float().flatten(1)
+        reference = batch.bc_target  # vla_ref, but the executed action where someone else chose it
         keep = None
         if self.reference_dropout > 0.0:
             keep = (th.rand(len(reference), 1, device=self.device) >= self.reference_dropout).float()
         actions = self.actor(observations, keep)
         squared = (actions - reference).pow(2)
-        # the target of the pull is the true reference, also where the actor does not see it
+        # reference dropout does not touch the target of the pull
         bc_loss = squared.mean()
         loss = self.bc_coef * bc_loss
         actor_q = th.zeros((), device=self.device)

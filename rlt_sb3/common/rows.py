@@ -1,0 +1,386 @@
+"""Where chunks are kept: one slot per observation, in which the next observation is a pointer to another slot."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+
+TensorDict = dict[str, th.Tensor]
+
+
+class ChunkBatch(NamedTuple):
+    """
+    Batch of chunks; the first six fields are those of SB3's ``DictReplayBufferSamples``.
+
+    :param observations: before the chunk
+    :param actions: executed chunks, flat (B, C*d)
+    :param next_observations: where the value is bootstrapped from
+    :param dones: (B, 1), 1 for terminations only
+    :param rewards: returns over the used chunks (B, 1)
+    :param discounts: gamma to the number of control steps in that return (B, 1)
+    :param mask: (B, C) bool, True for the control steps of the first chunk that were executed
+    :param bc_target: (B, C*d), what the actor is pulled to: ``vla_ref``, or the executed action where a human or
+        an expert had taken over
+    :param task_ids: (B,) int64
+    """
+
+    observations: TensorDict
+    actions: th.Tensor
+    next_observations: TensorDict
+    dones: th.Tensor
+    rewards: th.Tensor
+    discounts: th.Tensor
+    mask: th.Tensor
+    bc_target: th.Tensor
+    task_ids: th.Tensor
+
+
+def join_batches(batches: Sequence[ChunkBatch]) -> ChunkBatch:
+    """
+    :param batches: batches with the same keys
+    :return: one batch, rows in the given order
+    """
+    if len(batches) == 1:
+        return batches[0]
+    columns: list[Any] = []
+    for column in zip(*batches, strict=True):
+        if isinstance(column[0], dict):
+            columns.append({key: th.cat([part[key] for part in column]) for key in column[0]})
+        else:
+            columns.append(th.cat(column))
+    return ChunkBatch(*columns)
+
+
+def split_batch(batch: ChunkBatch, count: int, size: int) -> list[ChunkBatch]:
+    """
+    :param batch: count * size rows
+    :param count: number of parts
+    :param size: rows of each
+    :return: the parts, views of the batch
+    """
+    if count == 1:
+        return [batch]
+    columns: list[Any] = []
+    for column in batch:
+        if isinstance(column, dict):
+            parts = {key: value.split(size) for key, value in column.items()}
+            columns.append([{key: parts[key][n] for key in parts} for n in range(count)])
+        else:
+            columns.append(column.split(size))
+    return [ChunkBatch(*values) for values in zip(*columns, strict=True)]
+
+
+class _TaskRows:
+    """Slots that may be drawn, a dense list per task: adding, removing and drawing cost the same at any size."""
+
+    def __init__(self, size: int):
+        self.where = np.full(size, -1, dtype=np.int32)  # place of a slot in the list of its task
+        self.lists: dict[int, np.ndarray] = {}
+        self.counts: dict[int, int] = {}
+
+    def add(self, slot: int, task: int) -> None:
+        rows = self.lists.get(task)
+        count = self.counts.get(task, 0)
+        if rows is None or count == len(rows):
+            grown = np.empty(max(64, 2 * count), dtype=np.int32)
+            if rows is not None:
+                grown[:count] = rows
+            self.lists[task] = rows = grown
+        rows[count] = slot
+        self.where[slot] = count
+        self.counts[task] = count + 1
+
+    def remove(self, slot: int, task: int) -> None:
+        rows, place, last = self.lists[task], self.where[slot], self.counts[task] - 1
+        moved = rows[last]
+        rows[place] = moved
+        self.where[moved] = place
+        self.where[slot] = -1
+        self.counts[task] = last
+
+    def draw(self, count: int, stratified: bool) -> np.ndarray:
+        tasks = [task for task, rows in self.counts.items() if rows > 0]
+        if len(tasks) == 1:
+            return self.lists[tasks[0]][np.random.randint(0, self.counts[tasks[0]], size=count)]
+        if stratified:
+            shares = np.full(len(tasks), count // len(tasks))
+            # tasks take turns at random for what cannot be divided
+            shares[np.random.permutation(len(tasks))[: count % len(tasks)]] += 1
+            parts = [
+                self.lists[task][np.random.randint(0, self.counts[task], size=share)]
+                for task, share in zip(tasks, shares, strict=True)
+            ]
+            return np.concatenate(parts)
+        ends = np.cumsum([self.counts[task] for task in tasks])
+        places = np.random.randint(0, ends[-1], size=count)
+        chosen = np.empty(count, dtype=np.int32)
+        which = np.searchsorted(ends, places, side="right")
+        for index, task in enumerate(tasks):
+            mine = which == index
+            chosen[mine] = self.lists[task][places[mine] - (ends[index] - self.counts[task])]
+        return chosen
+
+
+class ChunkRows:
+    """
+    A ring of slots, each with an observation and, once it is known, the chunk that was executed from there.
+
+    Every observation is kept once: the next observation of a row is the slot that its pointer names. That slot was
+    always filled later, so the ring overwrites it later, and no pointer of a living row can dangle. The final
+    observation of an episode takes a slot of its own. Memory is fixed: :attr:`bytes_per_slot` times the slots.
+
+    :param size: number of slots
+    :param observation_space: flat Dict space
+    :param chunk_length: control steps per chunk, C
+    :param action_dim: numbers per control step, d
+    :param z_rl_dtype: "float32", or "float16" to keep ``z_rl`` in half the memory
+    :raises ValueError: for another ``z_rl_dtype``
+    """
+
+    def __init__(
+        self,
+        size: int,
+        observation_space: spaces.Dict,
+        chunk_length: int,
+        action_dim: int,
+        z_rl_dtype: str = "float32",
+    ):
+        if z_rl_dtype not in ("float32", "float16"):
+            raise ValueError(f"z_rl_dtype must be 'float32' or 'float16', got {z_rl_dtype!r}.")
+        self.size = int(size)
+        self.chunk_length, self.action_dim = chunk_length, action_dim
+        self.written = 0  # observations ever written; the next one goes to slot written % size
+        self.obs: dict[str, np.ndarray] = {}
+        for key, space in observation_space.spaces.items():
+            assert space.shape is not None
+            dtype = np.dtype(z_rl_dtype) if key == "z_rl" else np.dtype(space.dtype)
+            if dtype == np.float64:
+                dtype = np.dtype(np.float32)
+            self.obs[key] = np.zeros((self.size, *space.shape), dtype=dtype)
+        self.actions = np.zeros((self.size, chunk_length, action_dim), dtype=np.float32)
+        self.step_rewards = np.zeros((self.size, chunk_length), dtype=np.float32)
+        self.intervention = np.zeros((self.size, chunk_length), dtype=bool)
+        self.chunk_steps = np.zeros(self.size, dtype=np.int16)
+        self.terminated = np.zeros(self.size, dtype=bool)
+        self.truncated = np.zeros(self.size, dtype=bool)
+        self.task_ids = np.zeros(self.size, dtype=np.int32)
+        self.next_slot = np.zeros(self.size, dtype=np.int32)
+        self.rows = _TaskRows(self.size)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes per slot in all arrays, without the lists that rows are drawn from (8 to 12 more)."""
+        return sum(array.nbytes for array in self._arrays().values()) // self.size
+
+    @property
+    def count(self) -> int:
+        """Number of rows that can be drawn."""
+        return sum(self.rows.counts.values())
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Number of rows that can be drawn, per task."""
+        return {task: count for task, count in sorted(self.rows.counts.items()) if count}
+
+    def is_row(self, slots: np.ndarray | int) -> Any:
+        """
+        :param slots: slots
+        :return: whether each holds a complete row, not only an observation
+        """
+        return self.rows.where[slots] >= 0
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        named = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return named | {f"obs/{key}": value for key, value in self.obs.items()}
+
+    # ------------------------------------------------------------------------------------------------- writing
+
+    def put_observation(self, obs: Mapping[str, np.ndarray], index: int) -> int:
+        """
+        Write an observation to the oldest slot.
+
+        :param obs: batched observations
+        :param index: which one of the batch
+        :return: the slot
+        """
+        slot = self.written % self.size
+        if self.rows.where[slot] >= 0:
+            self.rows.remove(slot, int(self.task_ids[slot]))
+        for key, array in self.obs.items():
+            array[slot] = obs[key][index]
+        self.intervention[slot] = False  # read together with the observation, also before there is a chunk
+        self.written += 1
+        return slot
+
+    def holds(self, slot: int, obs: Mapping[str, np.ndarray], index: int) -> bool:
+        """
+        :param slot: a slot
+        :param obs: batched observations
+        :param index: which one of the batch
+        :return: whether the slot has exactly this observation
+        """
+        for key, array in self.obs.items():
+            mine = array[slot]
+            if not np.array_equal(mine, np.asarray(obs[key][index]).astype(mine.dtype, copy=False)):
+                return False
+        return True
+
+    def put_chunk(
+        self,
+        slot: int,
+        action: np.ndarray,
+        step_rewards: np.ndarray,
+        chunk_steps: int,
+        next_slot: int,
+        terminated: bool,
+        truncated: bool,
+        task_id: int,
+        intervention: np.ndarray | None = None,
+    ) -> None:
+        """
+        Complete a slot to a row that can be drawn.
+
+        :param slot: slot of the observation before the chunk
+        :param action: (C, d)
+        :param step_rewards: (C,), zeros from ``chunk_steps`` on
+        :param chunk_steps: executed control steps, 1..C
+        :param next_slot: slot of the observation after them
+        :param terminated: whether the episode ended there in a terminal state
+        :param truncated: whether it was cut off there
+        :param task_id: any integer
+        :param intervention: (C,) bool, which control steps someone else chose
+        """
+        self.actions[slot] = action
+        self.step_rewards[slot] = step_rewards
+        self.chunk_steps[slot] = chunk_steps
+        self.next_slot[slot] = next_slot
+        self.terminated[slot] = terminated
+        self.truncated[slot] = truncated
+        self.task_ids[slot] = task_id
+        if intervention is not None:
+            self.intervention[slot] = intervention
+        self.rows.add(slot, task_id)
+
+    # ------------------------------------------------------------------------------------------------- reading
+
+    def returns(self, slots: np.ndarray, n_steps: int, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """
+        Returns over consecutive chunks.
+
+        :param slots: rows to begin at (B,)
+        :param n_steps: chunks in a return, fewer where an episode ends or the next chunk is not known
+        :param gamma: discount per control step
+        :return: returns (B,), discounts of the bootstrap (B,), rows of the last chunks used (B,)
+        """
+        powers = gamma ** np.arange(self.chunk_length)
+        totals = self.step_rewards[slots] @ powers
+        steps = self.chunk_steps[slots].astype(np.int64)
+        last = slots.copy()
+        going = np.arange(len(slots))
+        for _ in range(n_steps - 1):
+            ended = self.terminated[last[going]] | self.truncated[last[going]]
+            following = self.next_slot[last[going]]
+            goes_on = ~ended & self.is_row(following)
+            going, following = going[goes_on], following[goes_on]
+            if not len(going):
+                break
+            totals[going] += gamma ** steps[going] * (self.step_rewards[following] @ powers)
+            steps[going] += self.chunk_steps[following]
+            last[going] = following
+        return totals, gamma**steps, last
+
+    def gather(
+        self, slots: np.ndarray, n_steps: int, gamma: float, device: th.device, overwrite_reference: bool = False
+    ) -> ChunkBatch:
+        """
+        Build the batch of chosen rows.
+
+        :param slots: rows (B,)
+        :param n_steps: chunks in a return
+        :param gamma: discount per control step
+        :param device: where the batch goes
+        :param overwrite_reference: also replace ``vla_ref`` by the executed action where someone else chose it
+        :return: the batch
+        """
+        slots = slots.astype(np.int64)
+        totals, discounts, last = self.returns(slots, n_steps, gamma)
+        following = self.next_slot[last].astype(np.int64)
+
+        def column(values: np.ndarray) -> th.Tensor:
+            return th.as_tensor(values.astype(np.float32)[:, None], device=device)
+
+        first, second = th.from_numpy(slots), th.from_numpy(following)
+        observations, next_observations = self._observations(first, device), self._observations(second, device)
+        actions = self._take(self.actions, first, device).flatten(1)
+        bc_target = self._bc_target(slots, observations, actions, device)
+        if overwrite_reference and "vla_ref" in observations:
+            observations["vla_ref"] = bc_target.view_as(observations["vla_ref"])
+            next_actions = self._take(self.actions, second, device).flatten(1)
+            replaced = self._bc_target(following, next_observations, next_actions, device)
+            next_observations["vla_ref"] = replaced.view_as(next_observations["vla_ref"])
+        mask = np.arange(self.chunk_length) < self.chunk_steps[slots][:, None]
+        return ChunkBatch(
+            observations=observations,
+            actions=actions,
+            next_observations=next_observations,
+            dones=column(self.terminated[last]),
+            rewards=column(totals),
+            discounts=column(discounts),
+            mask=th.as_tensor(mask, device=device),
+            bc_target=bc_target,
+            task_ids=th.as_tensor(self.task_ids[slots].astype(np.int64), device=device),
+        )
+
+    def _bc_target(
+        self, slots: np.ndarray, observations: TensorDict, actions: th.Tensor, device: th.device
+    ) -> th.Tensor:
+        if "vla_ref" not in observations:  # another environment: nothing to be pulled to but what was done
+            return actions
+        reference = observations["vla_ref"].flatten(1)
+        human = self.intervention[slots]
+        if not human.any():
+            return reference
+        chosen = th.as_tensor(human, device=device).repeat_interleave(self.action_dim, dim=1)
+        return th.where(chosen, actions, reference)
+
+    def _observations(self, index: th.Tensor, device: th.device) -> TensorDict:
+        return {key: self._take(array, index, device) for key, array in self.obs.items()}
+
+    @staticmethod
+    def _take(array: np.ndarray, index: th.Tensor, device: th.device) -> th.Tensor:
+        taken = th.from_numpy(array).index_select(0, index).to(device)
+        return taken.float() if taken.dtype == th.float16 else taken
+
+    # ------------------------------------------------------------------------------------------------- pickling
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Only what has been written; an almost empty ring makes a small file."""
+        state = self.__dict__.copy()
+        used = min(self.written, self.size)
+        for name, value in state.items():
+            if isinstance(value, np.ndarray):
+                state[name] = value[:used].copy()
+        state["obs"] = {key: value[:used].copy() for key, value in self.obs.items()}
+        lists = {task: rows[: self.rows.counts[task]].copy() for task, rows in self.rows.lists.items()}
+        state["rows"] = (self.rows.where[:used].copy(), lists)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        size = state["size"]
+
+        def grow(array: np.ndarray) -> np.ndarray:
+            if len(array) == size:
+                return array
+            grown = np.zeros((size, *array.shape[1:]), dtype=array.dtype)
+            grown[: len(array)] = array
+            return grown
+
+        where, lists = state.pop("rows")
+        self.__dict__.update({name: grow(v) if isinstance(v, np.ndarray) else v for name, v in state.items()})
+        self.obs = {key: grow(value) for key, value in state["obs"].items()}
+        self.rows = _TaskRows(size)
+        self.rows.where[: len(where)] = where
+        self.rows.lists = lists
+        self.rows.counts = {task: len(rows) for task, rows in lists.items()}
