@@ -106,8 +106,8 @@ def test_no_return_crosses_an_evaluation(tmp_path, monkeypatch):
         ChunkReplayBuffer, "end_trajectories", lambda self: (cut_at.append(self.size()), original(self))
     )
     train(small(tmp_path))
-    # Two envs: 40 chunks are 20 rows; every transition of the rollout before the evaluation is stored by then.
-    assert [size for size in cut_at if size] == [20, 40]
+    # Every transition of the rollout before the evaluation is stored by then.
+    assert [size for size in cut_at if size] == [40, 80]
 
 
 def test_same_seed_same_run(tmp_path):

@@ -502,12 +502,12 @@ class RLT(TD3):
         :return: loss, mean Q, mean squared distance to the VLA's chunks, mean distance per sample (norm over C*d)
         """
         observations = batch.observations
-        reference = batch.bc_target  # vla_ref, but the executed action where someone else chose it
+        bc_target = batch.bc_target  # vla_ref, but the executed action where someone else chose it
         keep = None
         if self.reference_dropout > 0.0:
-            keep = (th.rand(len(reference), 1, device=self.device) >= self.reference_dropout).float()
+            keep = (th.rand(len(bc_target), 1, device=self.device) >= self.reference_dropout).float()
         actions = self.actor(observations, keep)
-        squared = (actions - reference).pow(2)
+        squared = (actions - bc_target).pow(2)
         # reference dropout does not touch the target of the pull
         bc_loss = squared.mean()
         loss = self.bc_coef * bc_loss
