@@ -10,18 +10,9 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rlt_gym.assets.catalogue import (
-    CATALOGUE,
-    PAINTS,
-    TEXTURES,
-    Asset,
-    Joint,
-    Lamp,
-    Paint,
-    Part,
-    Region,
-    Scene,
-)
+from rlt_gym.assets.catalogue import CATALOGUE
+from rlt_gym.assets.paints import PAINTS, TEXTURES
+from rlt_gym.assets.schema import Asset, Joint, Lamp, Paint, Part, Region, Scene
 from rlt_gym.assets.shapes import ORIGIN, UPRIGHT, Geom, Quat, Shape, Vec3
 from rlt_gym.assets.textures import render_texture
 from rlt_gym.libero.bootstrap import cache_dir
@@ -128,6 +119,11 @@ def _all_shapes(asset: Asset | Part) -> Iterator[Shape]:
         yield from _all_shapes(part)
 
 
+def _paints(assets: Iterable[Asset | Part]) -> list[str]:
+    shapes = (shape for asset in assets for shape in _all_shapes(asset))
+    return sorted({geom.paint for shape in shapes for geom in shape.geoms() if geom.shown})
+
+
 def _add_paint(assets: ET.Element, name: str, folder: str, texture_type: str, texture_name: str, **extra: str) -> None:
     paint: Paint = PAINTS[name]
     attributes = {"specular": _numbers((paint.gloss,)), "shininess": _numbers((paint.gloss,)), "reflectance": "0"}
@@ -142,8 +138,7 @@ def _asset_tree(asset: Asset) -> ET.Element:
     root = ET.Element("mujoco", model=posixpath.splitext(posixpath.basename(asset.path))[0])
     _element(root, "compiler", angle="radian")
     assets = _element(root, "asset")
-    used = sorted({geom.paint for shape in _all_shapes(asset) for geom in shape.geoms() if geom.shown})
-    for name in used:
+    for name in _paints((asset,)):
         _add_paint(assets, name, posixpath.dirname(asset.path), "cube", f"tex_{name}")
     outer = _element(_element(root, "worldbody"), "body")
     body = _element(outer, "body", name="object")
@@ -192,9 +187,11 @@ def _scene_tree(scene: Scene) -> ET.Element:
     for name in (scene.table, scene.legs):
         if name is not None:
             _add_paint(assets, name, folder, "cube", f"tex_{name}")
+    for name in _paints(scene.furniture):
+        _add_paint(assets, name, folder, "cube", f"tex_{name}")
     world = _element(root, "worldbody")
     _element(
-        world,
+        _element(world, "body", name="floor") if scene.floor_body else world,
         "geom",
         name="floor",
         type="plane",
@@ -206,6 +203,8 @@ def _scene_tree(scene: Scene) -> ET.Element:
     _add_shapes(world, scene.walls, mass=None)
     if scene.table is not None and scene.legs is not None:
         _add_table(world, scene.table, scene.legs)
+    for part in scene.furniture:
+        _add_part(world, part)
     for name, pos, diffuse in (("light1", (1.5, 1.0, 4.0), 0.38), ("light2", (-1.0, -2.0, 4.0), 0.22)):
         _element(
             world,

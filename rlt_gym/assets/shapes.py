@@ -10,8 +10,8 @@ Lengths are metres, angles degrees, sizes are half sizes as in MJCF.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 Vec3 = tuple[float, float, float]
 Quat = tuple[float, float, float, float]
@@ -34,6 +34,19 @@ def quat_multiply(a: Quat, b: Quat) -> Quat:
         aw * by - ax * bz + ay * bw + az * bx,
         aw * bz + ax * by - ay * bx + az * bw,
     )
+
+
+def rotate(quat: Quat, vector: Vec3) -> Vec3:
+    """
+    :param quat: Quaternion (w, x, y, z).
+    :param vector: What to rotate.
+    :return: The rotated vector.
+    """
+    w, x, y, z = quat
+    a, b, c = vector
+    # v + 2 q x (q x v + w v): exact for UPRIGHT
+    d, e, f = y * c - z * b + w * a, z * a - x * c + w * b, x * b - y * a + w * c
+    return (a + 2 * (y * f - z * e), b + 2 * (z * d - x * f), c + 2 * (x * e - y * d))
 
 
 def turn(x: float = 0.0, y: float = 0.0, z: float = 0.0) -> Quat:
@@ -104,6 +117,25 @@ class Shape:
         raise NotImplementedError(f"{type(self).__name__} is abstract: use Box, Cylinder, Prism or Ring")
 
 
+def _at(shape: Shape, offset: Vec3) -> Vec3:
+    """:return: ``offset``, given in the shape's own frame, in the body's frame."""
+    (x, y, z), (dx, dy, dz) = shape.pos, rotate(shape.quat, offset)
+    return (x + dx, y + dy, z + dz)
+
+
+def turned(shapes: Iterable[Shape], quat: Quat, pos: Vec3 = ORIGIN) -> tuple[Shape, ...]:
+    """
+    Place a design, drawn upright about the origin, in the body's frame.
+
+    :param shapes: The design.
+    :param quat: Rotation about the origin.
+    :param pos: Where the design's origin comes to lie.
+    :return: The placed shapes.
+    """
+    frame = Shape("", pos, quat)
+    return tuple(replace(s, pos=_at(frame, s.pos), quat=quat_multiply(quat, s.quat)) for s in shapes)
+
+
 @dataclass(frozen=True)
 class Box(Shape):
     """
@@ -169,23 +201,16 @@ class Prism(Shape):
             raise ValueError(f"Prism needs an even number of sides >= 4, got {self.sides}")
 
     def geoms(self) -> Iterator[Geom]:
-        x, y, z = self.pos
         half = self.height / 2
+        centre = _at(self, (0.0, 0.0, half))
         if self.sides == 4:
-            yield Geom(
-                "box",
-                (self.apothem, self.apothem, half),
-                (x, y, z + half),
-                self.quat,
-                self.paint,
-                self.solid,
-                self.shown,
-            )
+            size = (self.apothem, self.apothem, half)
+            yield Geom("box", size, centre, self.quat, self.paint, self.solid, self.shown)
             return
         width = self.apothem * math.tan(math.pi / self.sides)
         for i in range(self.sides // 2):
             quat = quat_multiply(self.quat, turn(z=360.0 * i / self.sides))
-            yield Geom("box", (self.apothem, width, half), (x, y, z + half), quat, self.paint, self.solid, self.shown)
+            yield Geom("box", (self.apothem, width, half), centre, quat, self.paint, self.solid, self.shown)
 
 
 @dataclass(frozen=True)
@@ -211,9 +236,8 @@ class Ring(Shape):
         lean = math.degrees(math.atan2(spread, rise))
         outer = max(self.low[0], self.high[0]) + self.thickness / 2
         half = (self.thickness / 2, outer * math.tan(math.pi / self.segments), length / 2)
-        x, y, z = self.pos
         for i in range(self.segments):
             angle = 2 * math.pi * i / self.segments
-            centre = (x + radius * math.cos(angle), y + radius * math.sin(angle), z + height)
-            quat = quat_multiply(turn(z=math.degrees(angle)), turn(y=lean))
+            centre = _at(self, (radius * math.cos(angle), radius * math.sin(angle), height))
+            quat = quat_multiply(self.quat, quat_multiply(turn(z=math.degrees(angle)), turn(y=lean)))
             yield Geom("box", half, centre, quat, self.paint, self.solid, self.shown)

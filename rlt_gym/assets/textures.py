@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 from PIL import Image
 
-from rlt_gym.assets.catalogue import Texture
+from rlt_gym.assets.schema import Texture
 
 SIZE = 64
 """Pixels per side. Cameras of 64 to 256 pixels see no more, and upload is quick."""
@@ -33,7 +33,14 @@ def _speckle(rng: np.random.Generator) -> np.ndarray:
     return rng.normal(0.0, 0.5, (SIZE, SIZE))
 
 
-PATTERNS = {"tiles": _tiles, "grain": _grain, "speckle": _speckle}
+def _weave(rng: np.random.Generator) -> np.ndarray:
+    x = np.arange(SIZE)
+    strand = np.abs(np.sin(np.pi * x / 8))  # strands of 8 pixels, alternately over and under
+    over = (x[:, None] // 8 + x[None, :] // 8) % 2 == 0
+    return np.where(over, strand[:, None], strand[None, :]) * 1.6 - 1.2 + rng.normal(0.0, 0.1, (SIZE, SIZE))
+
+
+PATTERNS = {"tiles": _tiles, "grain": _grain, "speckle": _speckle, "weave": _weave}
 
 
 def render_texture(name: str, texture: Texture) -> bytes:

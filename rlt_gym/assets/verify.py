@@ -1,0 +1,295 @@
+"""Does a folder of assets carry a task? Builds it in LIBERO's unmodified code and tries what the task needs of it.
+
+For each task: the model builds and LIBERO's initial states fit; everything comes to rest where it was put, neither
+thrown nor sunk; each predicate of the goal can be made false and true. ``rlt assets verify`` runs it for whole suites.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlt_gym.libero.tasks import LiberoTask, get_task, load_init_states
+
+#: Limits of the joints of LIBERO's fixtures, in metres or radians, by the end of their name.
+JOINT_RANGES = {
+    "_top_level": (-0.16, 0.01),
+    "_middle_level": (-0.16, 0.01),
+    "_bottom_level": (-0.16, 0.01),
+    "_microjoint": (-2.094, 0.0),
+    "_button": (-0.005, 2.1),
+}
+#: Joint positions that make the unary predicates true, by the end of the joint's name.
+_OPEN = {"_level": -0.158, "_microjoint": -2.0}
+_CLOSED = {"_level": 0.003, "_microjoint": -0.001}
+_KNOB = {"turnon": 1.2, "turnoff": 0.0}
+_SECONDS_TO_REST = 1.0
+
+
+@dataclass
+class TaskReport:
+    """
+    :param task: The task.
+    :param problems: What is wrong, in words; empty if the assets carry the task.
+    :param rest: Where each object comes to rest, (position, quaternion) by name, per tried initial state.
+    """
+
+    task: LiberoTask
+    problems: list[str] = field(default_factory=list)
+    rest: list[dict[str, np.ndarray]] = field(default_factory=list)
+
+
+class Bench:
+    """
+    One task in LIBERO's own environment, with an arm that holds still and things that can be put anywhere.
+
+    Call :func:`rlt_gym.libero.bootstrap.prepare_libero` with the assets first.
+
+    :param suite: Name of the suite.
+    :param task_id: Index of the task in it.
+    """
+
+    def __init__(self, suite: str, task_id: int):
+        from libero.libero.envs.env_wrapper import ControlEnv
+
+        self.task = get_task(suite, task_id)
+        np.random.seed(0)  # LIBERO places its fixtures with numpy's global generator
+        self.env = ControlEnv(
+            bddl_file_name=str(self.task.bddl_file),
+            has_offscreen_renderer=False,
+            use_camera_obs=False,
+            hard_reset=False,
+        )
+        np.random.seed(0)
+        self.env.reset()
+        self.problem = self.env.env
+        self.model, self.data = self.problem.sim.model._model, self.problem.sim.data._data
+        names = [self.model.joint(i).name for i in range(self.model.njnt)]
+        robot = [i for i, name in enumerate(names) if name.startswith(("robot0_", "gripper0_"))]
+        self._robot = np.array([self.model.jnt_dofadr[i] for i in robot])
+        self.joints = {name: i for i, name in enumerate(names) if i not in robot}
+
+    def start(self, state: np.ndarray) -> None:
+        """Set one of LIBERO's initial states."""
+        self.env.set_init_state(state)
+
+    def settle(self, seconds: float = _SECONDS_TO_REST) -> None:
+        """Let things fall; the arm is held by exactly the forces that keep it where it is."""
+        import mujoco
+
+        for _ in range(round(seconds / self.model.opt.timestep)):
+            mujoco.mj_step1(self.model, self.data)
+            self.data.qvel[self._robot] = 0.0
+            self.data.qfrc_applied[self._robot] = self.data.qfrc_bias[self._robot]
+            self.data.ctrl[:] = 0.0
+            mujoco.mj_step2(self.model, self.data)
+        self.data.qvel[self._robot] = 0.0
+        mujoco.mj_forward(self.model, self.data)
+
+    @property
+    def objects(self) -> list[str]:
+        """Names of what can be moved."""
+        return list(self.problem.objects_dict)
+
+    def pose(self, name: str) -> np.ndarray:
+        """:return: Position and quaternion (7,) of an object."""
+        address = self.model.jnt_qposadr[self.joints[f"{name}_joint0"]]
+        return np.array(self.data.qpos[address : address + 7])
+
+    def put(self, name: str, pose: np.ndarray) -> None:
+        """Put an object at a pose (7,), at rest."""
+        import mujoco
+
+        joint = self.joints[f"{name}_joint0"]
+        address, dof = self.model.jnt_qposadr[joint], self.model.jnt_dofadr[joint]
+        self.data.qpos[address : address + 7] = pose
+        self.data.qvel[dof : dof + 6] = 0.0
+        mujoco.mj_forward(self.model, self.data)
+
+    def turn_joint(self, joint: str, position: float) -> None:
+        """Move a fixture's joint to a position, at rest."""
+        import mujoco
+
+        self.data.qpos[self.model.jnt_qposadr[self.joints[joint]]] = position
+        self.data.qvel[self.model.jnt_dofadr[self.joints[joint]]] = 0.0
+        mujoco.mj_forward(self.model, self.data)
+
+    def bodies(self, name: str) -> set[int]:
+        """:return: All bodies of an object or fixture."""
+        top = self.model.body(self.problem.get_object(name).root_body).id
+        found = {top}
+        for body in range(top + 1, self.model.nbody):
+            if int(self.model.body_parentid[body]) in found:
+                found.add(body)
+        return found
+
+    def lowest(self, name: str) -> float:
+        """:return: z of the lowest point of the boxes around an object's solid geoms."""
+        bodies, low = self.bodies(name), math.inf
+        for geom in range(self.model.ngeom):
+            if int(self.model.geom_bodyid[geom]) in bodies and self.model.geom_contype[geom]:
+                centre, half = self.model.geom_aabb[geom][:3], self.model.geom_aabb[geom][3:]
+                row = self.data.geom_xmat[geom].reshape(3, 3)[2]
+                low = min(low, float(self.data.geom_xpos[geom][2] + row @ centre - np.abs(row) @ half))
+        return low
+
+    def depth(self, name: str) -> float:
+        """:return: How deep an object sits in others, metres; 0 if it only touches."""
+        bodies, deepest = self.bodies(name), 0.0
+        for contact in self.data.contact[: self.data.ncon]:
+            inside = [int(self.model.geom_bodyid[geom]) in bodies for geom in (contact.geom1, contact.geom2)]
+            if inside[0] != inside[1]:
+                deepest = max(deepest, -float(contact.dist))
+        return deepest
+
+    def holds(self, predicate: Sequence[str]) -> bool:
+        """:return: Whether one of LIBERO's predicates holds, e.g. ``["on", "plate_1", "flat_stove_1_cook_region"]``."""
+        return bool(self.problem._eval_predicate(list(predicate)))
+
+    def goal(self) -> list[list[str]]:
+        """:return: The predicates of the goal, all of which must hold."""
+        return [list(predicate) for predicate in self.problem.parsed_problem["goal_state"]]
+
+    def close(self) -> None:
+        """Free the simulator."""
+        self.env.close()
+
+    # ------------------------------------------------------------------ predicates
+
+    def _joints_of(self, name: str) -> list[str]:
+        """:return: The joints that a predicate on a fixture, or on a region of it, reads."""
+        if name in self.problem.object_sites_dict:
+            return list(self.problem.object_sites_dict[name].joints)
+        return list(self.problem.get_object(name).joints)
+
+    def _target(self, name: str) -> np.ndarray:
+        if name in self.problem.object_sites_dict:
+            return np.array(self.problem.sim.data.get_site_xpos(name))
+        return np.array(self.data.xpos[self.problem.obj_body_id[name]])
+
+    def _poses(self, name: str, target: np.ndarray) -> Iterator[np.ndarray]:
+        """Poses worth trying: low first, so that nothing falls far."""
+        import mujoco
+
+        here = self.pose(name)[3:]
+        turns = [here]
+        for axis in ((0.0, 0.0, 1.0), (1.0, 0.0, 0.0), (0.0, 1.0, 0.0)):
+            quat = np.zeros(4)
+            for angle in (math.pi / 2, -math.pi / 2):
+                mujoco.mju_axisAngle2Quat(quat, np.array(axis), angle)
+                result = np.zeros(4)
+                mujoco.mju_mulQuat(result, quat, here)
+                turns.append(result)
+        for quat in turns:
+            for x, y in ((0, 0), (0.02, 0), (-0.02, 0), (0, 0.02), (0, -0.02), (0, 0.05), (0, -0.05)):
+                for height in np.arange(-0.06, 0.12, 0.006):
+                    yield np.array([*(target + np.array([x, y, height])), *quat])
+
+    def make_true(self, predicate: Sequence[str], tries: int = 40) -> bool:
+        """
+        Bring about a state in which a predicate holds, and lets go.
+
+        :param predicate: One of :meth:`goal`.
+        :param tries: How many poses may be tried that touch nothing at first.
+        :return: Whether it holds after everything has come to rest.
+        """
+        verb = predicate[0]
+        if verb in ("open", "close", "turnon", "turnoff"):
+            table = {"open": _OPEN, "close": _CLOSED}.get(verb)
+            for joint in self._joints_of(predicate[1]):
+                position = (
+                    _KNOB[verb] if table is None else next(value for end, value in table.items() if joint.endswith(end))
+                )
+                self.turn_joint(joint, position)
+            self.settle(0.2)
+            return self.holds(predicate)
+        name, target = predicate[1], predicate[2]
+        before = np.array(self.data.qpos), np.array(self.data.qvel)
+        for pose in self._poses(name, self._target(target)):
+            self.put(name, pose)
+            if self.depth(name) > 0.001:
+                continue
+            self.settle(0.6)
+            if self.holds(predicate):
+                self.settle(0.4)
+                if self.holds(predicate):
+                    return True
+            self.data.qpos[:], self.data.qvel[:] = before
+            tries -= 1
+            if tries == 0:
+                break
+        return False
+
+
+def _check_rest(bench: Bench, report: TaskReport, number: int) -> None:
+    start = {name: bench.pose(name) for name in bench.objects}
+    false_at_first = not all(bench.holds(predicate) for predicate in bench.goal())
+    bench.settle()
+    ground = bench.problem.workspace_offset[2] if bench.problem._arena_type != "floor" else 0.0
+    where = f"initial state {number}"
+    for name in bench.objects:
+        moved = float(np.linalg.norm(bench.pose(name)[:2] - start[name][:2]))
+        if moved > 0.03:
+            report.problems.append(f"{where}: {name} moved sideways by {1000 * moved:.0f} mm")
+        if bench.lowest(name) < ground - 0.004:
+            report.problems.append(f"{where}: {name} sank {1000 * (ground - bench.lowest(name)):.0f} mm")
+        joint = bench.joints[f"{name}_joint0"]
+        speed = float(np.abs(bench.data.qvel[bench.model.jnt_dofadr[joint] :][:3]).max())
+        if speed > 0.02:
+            report.problems.append(f"{where}: {name} still moves at {1000 * speed:.0f} mm/s")
+    if not false_at_first or all(bench.holds(predicate) for predicate in bench.goal()):
+        report.problems.append(f"{where}: the goal is reached without doing anything")
+    report.rest.append({name: bench.pose(name) for name in bench.objects})
+
+
+def _check_predicates(bench: Bench, report: TaskReport, state: np.ndarray) -> None:
+    """Each predicate of the goal alone, then all together."""
+    for predicate in bench.goal():
+        bench.start(state)
+        bench.settle()
+        text = " ".join(predicate)
+        if bench.holds(predicate):
+            opposite = {"close": "open", "open": "close", "turnoff": "turnon", "turnon": "turnoff"}.get(predicate[0])
+            if opposite is None or not bench.make_true([opposite, *predicate[1:]]) or bench.holds(predicate):
+                report.problems.append(f"({text}) cannot be made false")
+        if not bench.make_true(predicate):
+            report.problems.append(f"({text}) cannot be made true")
+
+
+def verify_task(suite: str, task_id: int, states: Sequence[int] = (0,), predicates: bool = True) -> TaskReport:
+    """
+    Check one task with the assets that :func:`rlt_gym.libero.bootstrap.prepare_libero` was given.
+
+    :param suite: Name of the suite.
+    :param task_id: Index of the task in it.
+    :param states: Which of LIBERO's 50 initial states to let come to rest.
+    :param predicates: Also bring about each predicate of the goal.
+    :return: What was found.
+    """
+    bench = Bench(suite, task_id)
+    report = TaskReport(bench.task)
+    try:
+        fixed = load_init_states(bench.task)
+        width = 1 + bench.model.nq + bench.model.nv
+        if fixed.shape[1] != width:
+            report.problems.append(f"initial states have {fixed.shape[1]} numbers, the model needs {width}")
+            return report
+        for name, joint in bench.joints.items():
+            if name.endswith("_joint0"):
+                continue
+            wanted = next((limits for end, limits in JOINT_RANGES.items() if name.endswith(end)), None)
+            found: Any = tuple(bench.model.jnt_range[joint])
+            if wanted is None or not np.allclose(found, wanted, atol=1e-6):
+                report.problems.append(f"joint {name} has the range {found}, LIBERO's is {wanted}")
+        for number in states:
+            bench.start(fixed[number])
+            _check_rest(bench, report, number)
+        if predicates:
+            _check_predicates(bench, report, fixed[states[0]])
+    finally:
+        bench.close()
+    return report
