@@ -19,8 +19,11 @@ pytest.importorskip("libero")
 
 from rlt_gym.assets import embedded_assets, resolve, resolve_assets
 from rlt_gym.assets.builder import build_files
-from rlt_gym.assets.catalogue import CATALOGUE, PAINTS, TEXTURES, Asset, Texture
-from rlt_gym.assets.shapes import Cylinder, Prism, Ring, slab, turn
+from rlt_gym.assets.catalogue import CATALOGUE
+from rlt_gym.assets.groceries import CREAM_CHEESE
+from rlt_gym.assets.paints import PAINTS, TEXTURES
+from rlt_gym.assets.schema import Asset, Scene, Texture
+from rlt_gym.assets.shapes import UPRIGHT, Box, Cylinder, Prism, Ring, quat_multiply, rotate, slab, turn, turned
 from rlt_gym.assets.textures import render_texture
 from rlt_gym.libero.bootstrap import prepare_libero
 from rlt_gym.libero.tasks import libero_root
@@ -87,6 +90,26 @@ def _rotation(quat: tuple[float, ...]) -> np.ndarray:
 def test_turn_applies_x_first() -> None:
     expected = _rotation(turn(z=90)) @ _rotation(turn(y=40)) @ _rotation(turn(x=30))
     np.testing.assert_allclose(_rotation(turn(30, 40, 90)), expected, atol=1e-12)
+
+
+def test_turned_design_moves_as_one() -> None:
+    quat, shift = turn(20, 40, 60), (0.1, -0.2, 0.3)
+    design = (
+        Box("black", (0.02, 0.03, 0.04), turn(x=10)),
+        Prism("black", (0.01, 0.0, -0.05), apothem=0.02, height=0.1),
+        Ring("black", (0.0, 0.02, 0.0), low=(0.03, 0.0), high=(0.05, 0.02)),
+    )
+    placed = [geom for shape in turned(design, quat, shift) for geom in shape.geoms()]
+    upright = [geom for shape in design for geom in shape.geoms()]
+    for geom, original in zip(placed, upright, strict=True):
+        np.testing.assert_allclose(geom.pos, _rotation(quat) @ original.pos + shift, atol=1e-12)
+        np.testing.assert_allclose(_rotation(geom.quat), _rotation(quat) @ _rotation(original.quat), atol=1e-12)
+        assert geom.size == original.size
+
+
+def test_upright_changes_no_bit() -> None:
+    assert rotate(UPRIGHT, (0.1, -0.2, 1e-17)) == (0.1, -0.2, 1e-17)
+    assert quat_multiply(UPRIGHT, turn(1, 2, 3)) == turn(1, 2, 3)
 
 
 def test_cylinder_volume() -> None:
@@ -208,11 +231,12 @@ def test_own_folder(no_official: Path) -> None:
     folder = _fake_official(no_official / "own")
     assert resolve_assets(folder).kind == "custom"
     assert resolve_assets(str(folder)).path == folder.resolve()
-    (folder / CATALOGUE[2].path).unlink()
+    (folder / CREAM_CHEESE.path).unlink()
     with pytest.raises(ValueError, match=r"cream_cheese\.xml"):
         resolve_assets(folder)
     shutil.rmtree(folder / "scenes")
-    with pytest.raises(ValueError, match="2 of"):
+    scenes = sum(isinstance(entry, Scene) for entry in CATALOGUE)
+    with pytest.raises(ValueError, match=f"{scenes + 1} of"):
         resolve_assets(folder)
 
 

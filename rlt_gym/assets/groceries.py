@@ -9,8 +9,15 @@ _UP_IS_Y = turn(x=-90)
 """Turns a design whose up is z into a body whose up is y."""
 
 
-def _hope(name: str, shapes: tuple[Shape, ...], mass: float, **sites: float) -> Asset:
-    return Asset(f"stable_hope_objects/{name}/{name}.xml", shapes, mass, **sites)
+def _hope(
+    name: str,
+    shapes: tuple[Shape, ...],
+    mass: float,
+    bottom: float = -0.06,
+    top: float = 0.04,
+    radius: float = 0.025,
+) -> Asset:
+    return Asset(f"stable_hope_objects/{name}/{name}.xml", shapes, mass, bottom=bottom, top=top, radius=radius)
 
 
 def _label(paint: str, half_width: float, depth: float, low: float, high: float, x: float = 0.0) -> Shape:

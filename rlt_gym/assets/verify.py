@@ -213,15 +213,16 @@ class Bench:
             self.put(name, pose)
             if self.depth(name) > 0.001:
                 continue
+            if tries <= 0:
+                break
+            tries -= 1
             self.settle(0.6)
             if self.holds(predicate):
                 self.settle(0.4)
                 if self.holds(predicate):
                     return True
             self.data.qpos[:], self.data.qvel[:] = before
-            tries -= 1
-            if tries == 0:
-                break
+        self.data.qpos[:], self.data.qvel[:] = before
         return False
 
 
