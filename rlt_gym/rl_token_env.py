@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rlt_gym.rl_token import RLTokenEncoder
     from rlt_gym.vla.base import FrozenVLA
 
+PICTURES_AND_PROPRIO = ("agentview", "wrist", "proprio")
+
 
 class RLTokenVectorEnv(VectorWrapper):
     """
@@ -25,6 +27,10 @@ class RLTokenVectorEnv(VectorWrapper):
     VLA and encoder run once per vector step, on one batch that holds the N observations and the final observations of
     the episodes that ended in this step. Actions, rewards and infos pass through. The mode of autoreset is the raw
     environment's (``SAME_STEP`` or ``DISABLED``).
+
+    If the raw environment observes inside the chunks (``obs_stride``), those observations go into the same batch, and
+    ``info["inner_obs"]`` has them in this environment's form: ``z_rl`` (N, n, D), ``vla_ref`` (N, n, C, 7), ``proprio``
+    (N, n, 8), zeros where ``info["inner_count"]`` says that there are none.
 
     :param env: Raw environment with observation ``agentview``, ``wrist``, ``proprio``, action (C, 7), and
         ``instruction``, ``init_index``, ``episode_steps`` in its infos, e.g. ``LIBERO-v0``.
@@ -71,6 +77,11 @@ class RLTokenVectorEnv(VectorWrapper):
         self._instruction = [""] * self.num_envs
         self._seed_key = np.zeros((self.num_envs, 2), dtype=np.int64)
 
+    @property
+    def obs_stride(self) -> int | None:
+        """Stride in control steps of the observations inside the chunks, ``None`` without them."""
+        return getattr(self.env.unwrapped, "obs_stride", None)
+
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -98,6 +109,7 @@ class RLTokenVectorEnv(VectorWrapper):
         if not np.all(np.isfinite(actions)):
             bad = sorted({int(row) for row in np.argwhere(~np.isfinite(actions))[:, 0]})
             raise ValueError(f"actions has NaN or infinite values for environments {bad}; nothing was executed.")
+        played, began = list(self._instruction), self._seed_key.copy()
         obs, rewards, terminations, truncations, infos = self.env.step(actions)
         ended = [i for i in range(self.num_envs) if "final_obs" in infos and infos["_final_obs"][i]]
         final = [infos["final_obs"][i] for i in ended]
@@ -109,10 +121,17 @@ class RLTokenVectorEnv(VectorWrapper):
         self._remember(infos)
         batches: list[Mapping[str, np.ndarray]] = [obs]
         if ended:
-            batches.append({key: np.stack([row[key] for row in final]) for key in ("agentview", "wrist", "proprio")})
-        all_features = self._features(
-            batches, self._instruction + ended_tasks, np.concatenate([self._seed_key, ended_keys])
-        )
+            batches.append({key: np.stack([row[key] for row in final]) for key in PICTURES_AND_PROPRIO})
+        all_tasks, all_keys = self._instruction + ended_tasks, [self._seed_key, ended_keys]
+        inner_of, inner_at = np.zeros(0, dtype=int), np.zeros(0, dtype=int)
+        if "inner_obs" in infos:
+            valid = np.arange(infos["inner_obs"]["proprio"].shape[1]) < np.asarray(infos["inner_count"])[:, None]
+            inner_of, inner_at = np.nonzero(valid)
+            batches.append({key: infos["inner_obs"][key][valid] for key in PICTURES_AND_PROPRIO})
+            all_tasks = all_tasks + [played[i] for i in inner_of]
+            steps = (inner_at + 1) * (self.obs_stride or 0)
+            all_keys.append(began[inner_of] + np.stack([np.zeros_like(steps), steps], axis=1))
+        all_features = self._features(batches, all_tasks, np.concatenate(all_keys))
         features = {key: value[: self.num_envs] for key, value in all_features.items()}
         if ended:
             features = {key: value.copy() for key, value in features.items()}
@@ -120,6 +139,13 @@ class RLTokenVectorEnv(VectorWrapper):
             for offset, i in enumerate(ended):
                 rows[i] = {key: value[self.num_envs + offset].copy() for key, value in all_features.items()}
             infos = {**infos, "final_obs": rows}
+        if "inner_obs" in infos:
+            features = {key: value.copy() for key, value in features.items()}
+            inner = {}
+            for key, value in all_features.items():
+                inner[key] = np.zeros((*valid.shape, *value.shape[1:]), dtype=value.dtype)
+                inner[key][valid] = value[self.num_envs + len(ended) :]
+            infos = {**infos, "inner_obs": inner}
         return features, rewards, terminations, truncations, infos
 
     def _remember(self, infos: Mapping[str, Any]) -> None:
@@ -129,7 +155,7 @@ class RLTokenVectorEnv(VectorWrapper):
         self, batches: Sequence[Mapping[str, np.ndarray]], tasks: Sequence[str], seed_keys: np.ndarray
     ) -> dict[str, np.ndarray]:
         """One forward pass over all rows of ``batches``; the arrays are new ones."""
-        joined = {key: np.concatenate([batch[key] for batch in batches]) for key in ("agentview", "wrist", "proprio")}
+        joined = {key: np.concatenate([batch[key] for batch in batches]) for key in PICTURES_AND_PROPRIO}
         proprio = joined.pop("proprio").astype(np.float32)
         seeds = [int(np.random.SeedSequence(key.tolist()).generate_state(1)[0]) for key in np.maximum(seed_keys, 0)]
         output = self.vla.forward({**joined, "state": proprio}, list(tasks), seed=seeds).check(

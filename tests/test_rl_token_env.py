@@ -98,6 +98,42 @@ def test_one_batched_call_holds_final_observations_too():
     assert vla.calls == [N, N, N + 2, N + 1]
 
 
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_observations_inside_the_chunks_go_into_the_same_batch(stride):
+    env, plain = make(obs_stride=stride), make()
+    assert env.obs_stride == stride and plain.obs_stride is None
+    check_vector_env(make(obs_stride=stride))
+    env.reset(seed=0)
+    plain.reset(seed=0)
+    key_steps, calls = np.zeros(N, dtype=int), []
+    for _ in range(5):  # episodes end at 7 (two envs) and at 10 control steps
+        start = key_steps.copy()
+        *rest, infos = env.step(zeros())
+        *same, plain_infos = plain.step(zeros())
+        for key, value in rest[0].items():
+            np.testing.assert_array_equal(value, same[0][key])
+        assert "inner_obs" not in plain_infos
+        inner, count = infos["inner_obs"], infos["inner_count"]
+        assert set(inner) == {"z_rl", "vla_ref", "proprio"} and inner["z_rl"].shape == (N, (C - 1) // stride, 4)
+        done = rest[2] | rest[3]
+        for i in range(N):
+            final = infos["final_info"] if done[i] else infos
+            executed, index = int(final["chunk_steps"][i]), int(final["init_index"][i])
+            assert count[i] == sum(step < executed for step in range(stride, C, stride))
+            for place in range(inner["z_rl"].shape[1]):
+                step = start[i] + (place + 1) * stride
+                if place >= count[i]:
+                    assert all(not inner[key][i, place].any() for key in inner)
+                    continue
+                assert inner["z_rl"][i, place, 0] == inner["proprio"][i, place, 0] == step
+                assert inner["z_rl"][i, place, 1] == index and inner["z_rl"][i, place, 2] == i
+                seed = int(np.random.SeedSequence([index, int(step)]).generate_state(1)[0])
+                assert inner["vla_ref"][i, place, 0, 0] == pytest.approx(seed % 1000 / 1000)
+            key_steps[i] = 0 if done[i] else start[i] + executed
+        calls.append(N + int(done.sum()) + int(count.sum()))
+    assert env.vla.calls[-5:] == calls and len(env.vla.calls) == 6
+
+
 def test_seeds_are_reproducible_and_belong_to_the_observation():
     first, second = make(), make()
     a, b = first.reset(seed=0)[0]["vla_ref"], second.reset(seed=0)[0]["vla_ref"]

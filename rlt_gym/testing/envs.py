@@ -26,6 +26,7 @@ class _FakeChunkVectorEnv(VectorEnv):
     :param seed: seed used until ``reset`` gets one
     :param autoreset_mode: SAME_STEP or DISABLED
     :param render_mode: None or "rgb_array"
+    :param obs_stride: also observe every so many control steps inside a chunk, see ``LIBERO-v0``
     :raises ValueError: for values that do not fit
     """
 
@@ -40,6 +41,7 @@ class _FakeChunkVectorEnv(VectorEnv):
         seed: int,
         autoreset_mode: AutoresetMode,
         render_mode: str | None,
+        obs_stride: int | None = None,
     ):
         for name, value in (("num_envs", num_envs), ("chunk_length", chunk_length), ("horizon", max_episode_steps)):
             if value < 1:
@@ -49,6 +51,9 @@ class _FakeChunkVectorEnv(VectorEnv):
             raise ValueError(f"autoreset_mode must be SAME_STEP or DISABLED, got {mode}.")
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode must be None or 'rgb_array', got {render_mode!r}.")
+        if obs_stride is not None and not 1 <= obs_stride < chunk_length:
+            raise ValueError(f"obs_stride must be None or 1..{chunk_length - 1}, got {obs_stride}.")
+        self.obs_stride = obs_stride
         self.num_envs = num_envs
         self.chunk_length = chunk_length
         self.max_episode_steps = max_episode_steps
@@ -136,6 +141,7 @@ class _FakeChunkVectorEnv(VectorEnv):
         terminations, truncations = np.zeros(self.num_envs, dtype=bool), np.zeros(self.num_envs, dtype=bool)
         observations: list[dict[str, np.ndarray]] = []
         infos: dict[str, Any] = {}
+        inner: list[list[dict[str, np.ndarray]]] = [[] for _ in range(self.num_envs)]
         for index in range(self.num_envs):
             step_rewards = np.zeros(self.chunk_length, dtype=np.float32)
             executed, solved = 0, False
@@ -144,6 +150,9 @@ class _FakeChunkVectorEnv(VectorEnv):
                 step_rewards[executed] = float(solved)
                 executed += 1
                 self._steps[index] += 1
+                over = solved or executed == self.chunk_length or self._steps[index] >= self.max_episode_steps
+                if self.obs_stride and executed % self.obs_stride == 0 and not over:
+                    inner[index].append(self._observe(index))
             rewards[index] = step_rewards.sum()
             terminations[index] = solved
             truncations[index] = not solved and self._steps[index] >= self.max_episode_steps
@@ -158,6 +167,8 @@ class _FakeChunkVectorEnv(VectorEnv):
                     self._finished[index] = True
             infos = self._add_info(infos, info, index)
             observations.append(observation)
+        if self.obs_stride is not None:
+            infos |= self._batch_inner(inner)
         return self._batch(observations), rewards, terminations, truncations, infos
 
     def render(self) -> tuple[np.ndarray, ...] | None:
@@ -195,6 +206,19 @@ class _FakeChunkVectorEnv(VectorEnv):
             "episode_steps": int(self._steps[index]),
         }
 
+    def _batch_inner(self, inner: list[list[dict[str, np.ndarray]]]) -> dict[str, Any]:
+        assert self.obs_stride is not None
+        number = (self.chunk_length - 1) // self.obs_stride
+        arrays = {
+            key: np.zeros((self.num_envs, number, *(space.shape or ())), space.dtype)
+            for key, space in self.single_observation_space.items()
+        }
+        for index, observations in enumerate(inner):
+            for place, observation in enumerate(observations):
+                for key, value in observation.items():
+                    arrays[key][index, place] = value
+        return {"inner_obs": arrays, "inner_count": np.array([len(row) for row in inner])}
+
     def _batch(self, observations: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         return {key: np.stack([obs[key] for obs in observations]) for key in observations[0]}
 
@@ -227,6 +251,7 @@ class FakeLiberoVectorEnv(_FakeChunkVectorEnv):
     :param seed: ignored, nothing is random
     :param autoreset_mode: SAME_STEP or DISABLED
     :param success_step: see above
+    :param obs_stride: see ``LIBERO-v0``
     """
 
     def __init__(
@@ -244,6 +269,7 @@ class FakeLiberoVectorEnv(_FakeChunkVectorEnv):
         seed: int = 0,
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         success_step: int = 13,
+        obs_stride: int | None = None,
     ):
         image = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
         space = spaces.Dict(
@@ -251,7 +277,9 @@ class FakeLiberoVectorEnv(_FakeChunkVectorEnv):
         )
         tasks = (0,) if task_ids is None else task_ids
         horizon = 20 if max_episode_steps is None else max_episode_steps
-        super().__init__(num_envs, space, chunk_length, horizon, tasks, init_states, seed, autoreset_mode, render_mode)
+        super().__init__(
+            num_envs, space, chunk_length, horizon, tasks, init_states, seed, autoreset_mode, render_mode, obs_stride
+        )
         self.suite = suite
         self.success_step = success_step
         self._image_shape = image.shape
@@ -289,6 +317,7 @@ class FakeRLTokenVectorEnv(_FakeChunkVectorEnv):
     :param seed: seed used until ``reset`` gets one
     :param autoreset_mode: SAME_STEP or DISABLED
     :param token_dim: size of ``z_rl``
+    :param obs_stride: see ``LIBERO-v0``
     """
 
     SPEED = 0.1
@@ -307,6 +336,7 @@ class FakeRLTokenVectorEnv(_FakeChunkVectorEnv):
         seed: int = 0,
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         token_dim: int = 16,
+        obs_stride: int | None = None,
     ):
         space = spaces.Dict(
             {
@@ -317,7 +347,9 @@ class FakeRLTokenVectorEnv(_FakeChunkVectorEnv):
         )
         tasks = (0,) if task_ids is None else task_ids
         horizon = 16 if max_episode_steps is None else max_episode_steps
-        super().__init__(num_envs, space, chunk_length, horizon, tasks, init_states, seed, autoreset_mode, render_mode)
+        super().__init__(
+            num_envs, space, chunk_length, horizon, tasks, init_states, seed, autoreset_mode, render_mode, obs_stride
+        )
         self.suite = suite
         self._encoder = np.random.default_rng(0).normal(size=(6, token_dim))
         self._position = np.zeros((num_envs, 2))

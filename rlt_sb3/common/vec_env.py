@@ -10,6 +10,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+#: Keys that speak, for every sub-environment, about the chunk just played, also where an episode has just ended
+_CHUNK_KEYS = ("inner_obs", "inner_count")
+
 #: Keys that a SAME_STEP vector env adds to ``infos`` for the sub-environments that just finished
 _FINAL_KEYS = frozenset({"final_obs", "final_info", "_final_obs", "_final_info"})
 
@@ -108,7 +111,8 @@ class GymnasiumVecEnv(VecEnv):
             if dones[index]:
                 # In SAME_STEP mode the top-level keys already belong to the next episode
                 self.reset_infos[index] = info
-                info = self._final_info(infos, index)
+                of_the_chunk = {key: info.pop(key) for key in _CHUNK_KEYS if key in info}
+                info = self._final_info(infos, index) | of_the_chunk
                 info["terminal_observation"] = self._final_obs(infos, index)
             # Gymnasium allows both flags at once; for bootstrapping the termination decides
             info["TimeLimit.truncated"] = bool(truncations[index] and not terminations[index])

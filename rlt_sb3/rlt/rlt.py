@@ -104,7 +104,7 @@ class RLT(TD3):
         "auto" asks the processor
     :param action_noise: further noise in rollouts, shape (C, d)
     :param replay_buffer_class: a subclass of ``ChunkReplayBuffer``
-    :param replay_buffer_kwargs: further arguments of the buffer
+    :param replay_buffer_kwargs: further arguments of the buffer; its ``stride`` is the environment's ``obs_stride``
     :param stats_window_size: episodes over which rollout statistics and ``train/q_gap`` are averaged
     :param tensorboard_log: folder of TensorBoard logs
     :param policy_kwargs: further arguments of :class:`~rlt_sb3.rlt.policies.RLTPolicy`
@@ -234,12 +234,21 @@ class RLT(TD3):
                 self.action_space,
                 device=self.device,
                 n_envs=self.n_envs,
-                **({"n_steps": self.n_steps, "gamma": self.gamma} | self.replay_buffer_kwargs),
+                **(
+                    {"n_steps": self.n_steps, "gamma": self.gamma, "stride": self._stride()} | self.replay_buffer_kwargs
+                ),
             )
         # The buffer has its n_steps; SB3 would warn that it ignores the argument
         n_steps, self.n_steps = self.n_steps, 1
         super()._setup_model()
         self.n_steps = n_steps
+
+    def _stride(self) -> int | None:
+        """The stride at which the environment observes inside the chunks (``obs_stride``), if it does."""
+        try:
+            return None if self.env is None else self.env.get_attr("obs_stride")[0]
+        except AttributeError:
+            return None
 
     def _check_spaces(self) -> None:
         obs, action = self.observation_space, self.action_space
