@@ -210,8 +210,7 @@ class _FakeChunkVectorEnv(VectorEnv):
         assert self.obs_stride is not None
         number = (self.chunk_length - 1) // self.obs_stride
         arrays = {
-            key: np.zeros((self.num_envs, number, *(space.shape or ())), space.dtype)
-            for key, space in self.single_observation_space.items()
+            key: np.zeros((self.num_envs, number, *value.shape), value.dtype) for key, value in self._observe(0).items()
         }
         for index, observations in enumerate(inner):
             for place, observation in enumerate(observations):
