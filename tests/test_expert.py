@@ -18,10 +18,10 @@ from rlt_gym.libero.experts.geometry import (
     ramp,
     rotation_vector,
     shape_points,
-    support_height,
+    surface_heights,
 )
+from rlt_gym.libero.experts.grasps import category
 from rlt_gym.libero.experts.scripted import ScriptedExpert
-from rlt_gym.libero.experts.skills import category
 
 MAX_STEPS = 150
 
@@ -58,12 +58,15 @@ def test_a_cylinder_is_not_as_wide_as_its_bounding_box() -> None:
     assert np.linalg.norm(points[:, :2], axis=1).max() == pytest.approx(0.03)
 
 
-def test_support_height_takes_the_highest_surface_below_the_point() -> None:
-    low = shape_points(6, np.array([0.0, 0.0, 0.5]), np.array([1.0, 1.0, 0.1]))
-    high = shape_points(6, np.array([0.5, 0.0, 1.0]), np.array([0.1, 0.1, 0.1]))
-    assert support_height([low, high], np.array([0.5, 0.05]), 0.0) == pytest.approx(1.1)
-    assert support_height([low, high], np.array([0.0, 0.0]), 0.0) == pytest.approx(0.6)
-    assert support_height([low, high], np.array([3.0, 0.0]), 0.25) == 0.25
+def test_surface_heights_of_turned_boxes() -> None:
+    centres = np.array([[0.0, 0.0, 0.5], [0.5, 0.0, 1.0], [-0.5, 0.0, 1.0]])
+    halves = np.array([[1.0, 1.0, 0.1], [0.1, 0.1, 0.1], [0.2, 0.2, 0.01]])
+    rotations = np.stack([np.eye(3), Rotation.from_euler("z", 45, degrees=True).as_matrix(), np.eye(3)])
+    rotations[2] = Rotation.from_euler("y", 30, degrees=True).as_matrix()
+    # on the small turned box, beside it but inside its bounding box, on the slope, and beside everything
+    points = np.array([[0.5, 0.05], [0.59, 0.09], [-0.45, 0.0], [3.0, 0.0]])
+    slope = 1.0 + 0.01 / np.cos(np.pi / 6) - 0.05 * np.tan(np.pi / 6)
+    np.testing.assert_allclose(surface_heights(centres, rotations, halves, points), [1.1, 0.6, slope, -np.inf])
 
 
 def test_small_helpers() -> None:

@@ -94,21 +94,24 @@ def principal_horizontal_axes(points: Array) -> tuple[Array, float, float]:
     return np.array([*directions[best], 0.0]), float(widths[best]), across
 
 
-def support_height(boxes: list[Array], xy: Array, default: float) -> float:
+def surface_heights(centres: Array, rotations: Array, halves: Array, points: Array) -> Array:
     """
-    Height of the highest surface under a point.
+    Height of the highest surface of a set of turned boxes above (or below) each of some points.
 
-    :param boxes: corner points (n, 3) of each shape, world frame, metres
-    :param xy: (2,) the point, metres
-    :param default: answer when no shape lies under the point
-    :return: height in metres
+    :param centres: (n, 3) centres of the boxes, metres
+    :param rotations: (n, 3, 3) box to world
+    :param halves: (n, 3) half sizes, metres
+    :param points: (m, 2) the points, metres
+    :return: (m,) heights in metres, ``-inf`` where there is no box
     """
-    height = -np.inf
-    for corners in boxes:
-        low, high = corners.min(axis=0), corners.max(axis=0)
-        if np.all(xy >= low[:2]) and np.all(xy <= high[:2]):
-            height = max(height, float(high[2]))
-    return height if np.isfinite(height) else default
+    direction = rotations[:, 2, :]  # the world's z axis in each box's frame
+    direction = np.where(np.abs(direction) < 1e-9, 1e-9, direction)
+    offset = np.einsum("nij,ni->nj", rotations, centres)
+    start = np.einsum("nij,mi->mnj", rotations[:, :2], points) - offset
+    one, other = (-halves - start) / direction, (halves - start) / direction
+    enter, leave = np.minimum(one, other).max(axis=2), np.maximum(one, other).min(axis=2)
+    heights = np.where(enter <= leave, leave, -np.inf)
+    return np.asarray(heights.max(axis=1, initial=-np.inf))
 
 
 def clip_norm(vector: Array, limit: float) -> Array:

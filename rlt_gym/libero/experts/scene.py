@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlt_gym.libero.experts.geometry import Array, shape_points, support_height
+from rlt_gym.libero.experts.geometry import Array, shape_points, surface_heights
 
 
 class Scene:
@@ -31,6 +31,12 @@ class Scene:
             frozenset(self._geom_id(name) for name in parts[side]) for side in ("left_finger", "right_finger")
         )
         self._points: dict[int, Array] = {}
+        model = self.model
+        roots = {int(model.body_rootid[model.site_bodyid[self.hand_site]])}
+        solid = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
+        # planes have no box, and the robot is no obstacle to itself
+        solid &= (model.geom_type != 0) & ~np.isin(model.body_rootid[model.geom_bodyid], list(roots))
+        self._solid = np.flatnonzero(solid)
         self._object_geoms: dict[str, list[int]] = {}
         left, right = (self.data.geom_xpos[min(finger)] for finger in self._fingers)
         local = self.hand_rotation.T @ (left - right)
@@ -166,15 +172,91 @@ class Scene:
         joint = int(self.env.sim.model.joint_name2id(self.env.object_sites_dict[region].joints[0]))
         return joint, int(self.model.jnt_bodyid[joint])
 
+    # regions and obstacles
+
+    def region_half(self, target: str) -> Array:
+        """
+        Half size of the box of a region.
+
+        :param target: object, fixture or site name
+        :return: (3,), metres, along the world's axes; zeros for anything but a site
+        """
+        if target not in self.env.object_sites_dict:
+            return np.zeros(3)
+        matrix = np.array(self.env.sim.data.get_site_xmat(target)).reshape(3, 3)
+        return np.abs(matrix @ np.array(self.env.object_sites_dict[target].size, dtype=np.float64)[:3])
+
+    def region_geoms(self, target: str) -> list[int]:
+        """
+        Geoms that bear or surround what is put on a target: those of the moving part where the target is one's region.
+
+        :param target: object, fixture or site name
+        """
+        geoms = self.geoms(self.owner(target))
+        if self.has_joint(target):
+            body = self.joint_of(target)[1]
+            geoms = [geom for geom in geoms if self.model.geom_bodyid[geom] == body]
+        if target not in self.env.object_sites_dict:
+            return geoms
+        centre, half = self.position(target), self.region_half(target)
+        low, high = self.boxes(geoms)
+        near = np.all((low[:, :2] < (centre + half)[:2] + 0.02) & (high[:, :2] > (centre - half)[:2] - 0.02), axis=1)
+        return [geom for geom, keep in zip(geoms, near) if keep]
+
     def support(self, target: str, xy: Array) -> float:
         """
-        Height of the surface of a goal's object under a point.
+        Height of the surface of a target under a point.
 
         :param target: object, fixture or site name
         :param xy: (2,) point, metres
         """
-        boxes = [self.geom_points(geom) for geom in self.geoms(self.owner(target))]
-        return support_height(boxes, xy, float(self.position(target)[2]))
+        geoms = self.region_geoms(target)
+        height = float(surface_heights(*self.turned_boxes(geoms), xy[None])[0]) if geoms else -np.inf
+        return height if np.isfinite(height) else float(self.position(target)[2])
+
+    def turned_boxes(self, geoms: Any) -> tuple[Array, Array, Array]:
+        """
+        Boxes around geoms along their own axes.
+
+        :param geoms: geom ids
+        :return: (centres (n, 3), rotations (n, 3, 3) to the world, half sizes (n, 3)), metres
+        """
+        rotations = self.data.geom_xmat[geoms].reshape(-1, 3, 3)
+        aabb = self.model.geom_aabb[geoms]
+        return self.data.geom_xpos[geoms] + np.einsum("nij,nj->ni", rotations, aabb[:, :3]), rotations, aabb[:, 3:]
+
+    def boxes(self, geoms: Any) -> tuple[Array, Array]:
+        """
+        Boxes around geoms along the world's axes.
+
+        :param geoms: geom ids
+        :return: (lowest corners (n, 3), highest corners (n, 3)), metres
+        """
+        centres, rotations, local = self.turned_boxes(geoms)
+        halves = np.einsum("nij,nj->ni", np.abs(rotations), local)
+        return centres - halves, centres + halves
+
+    def obstacles(self, *without: str) -> Array:
+        """
+        Everything solid that is neither floor nor robot.
+
+        :param without: objects to leave out
+        :return: (n,) geom ids
+        """
+        skipped = [geom for name in without for geom in self.geoms(name)]
+        return np.asarray(self._solid[~np.isin(self._solid, skipped)])
+
+    def heights(self, geoms: Array, points: Array) -> Array:
+        """
+        Height of the highest surface at some points.
+
+        :param geoms: (n,) geom ids that count
+        :param points: (m, 2), metres
+        :return: (m,) metres, ``-inf`` where there is nothing
+        """
+        low, high = self.boxes(geoms)
+        near = np.all((high[:, :2] > points.min(axis=0)) & (low[:, :2] < points.max(axis=0)), axis=1)
+        return surface_heights(*self.turned_boxes(geoms[near]), points)
 
     # contacts
 

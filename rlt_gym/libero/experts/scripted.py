@@ -8,8 +8,9 @@ import numpy as np
 
 from rlt_gym.libero.experts.drawers import OpenDrawer
 from rlt_gym.libero.experts.geometry import Array, clip_norm, hand_rotation, rotation_vector
+from rlt_gym.libero.experts.grasps import HOME_FINGER_AXIS
 from rlt_gym.libero.experts.scene import Scene
-from rlt_gym.libero.experts.skills import DOWN, HOME_FINGER_AXIS, OPEN, Command, PickPlace
+from rlt_gym.libero.experts.skills import DOWN, OPEN, Command, PickPlace
 
 #: Displacement and turn that an action of 1 asks the controller for (LIBERO's OSC_POSE settings).
 POSITION_SCALE = 0.05

@@ -2,63 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
 
-from rlt_gym.libero.experts.geometry import (
-    Array,
-    axis_within_quarter_turn,
-    principal_horizontal_axes,
-    ramp,
-)
+from rlt_gym.libero.experts.clearance import landing_offset, path_top
+from rlt_gym.libero.experts.geometry import Array, ramp
+from rlt_gym.libero.experts.grasps import HOME_FINGER_AXIS, Grasp
 from rlt_gym.libero.experts.scene import Scene
 
 OPEN, CLOSE = -1.0, 1.0
 DOWN = np.array([0.0, 0.0, -1.0])
-#: The line between the fingers in the robot's start pose; hands stay within a quarter turn of it.
-HOME_FINGER_AXIS = np.array([0.0, 1.0, 0.0])
-#: Farther than this from the robot's base the arm is nearly stretched and slow to settle, metres.
-COMFORTABLE_REACH = 0.65
-#: The fingers open to 8 cm; wider things are grasped by their rim.
-WIDEST_GRASP = 0.065
-#: The point between the finger tips may come this close to the surface an object stands on.
-TIP_CLEARANCE = 0.012
-
-
-@dataclass(frozen=True)
-class GraspRule:
-    """
-    How to grasp a category of objects.
-
-    :param depth: how far the point between the finger tips goes below the object's top, metres
-    :param rim: grasp the wall of a vessel instead of the whole object
-    :param spread: half range of the random turn of the grasp around the object, radians
-    """
-
-    depth: float = 0.02
-    rim: bool = False
-    spread: float = 0.15
-
-
-#: Categories that need something else than the rule derived from their shape.
-GRASP_RULES: dict[str, GraspRule] = {
-    "akita_black_bowl": GraspRule(depth=0.02, rim=True, spread=0.25),
-    "wine_bottle": GraspRule(depth=0.035, spread=0.2),
-    "cream_cheese": GraspRule(depth=0.02, spread=0.1),
-    "plate": GraspRule(depth=0.01, rim=True, spread=0.2),
-}
-
-
-def category(name: str) -> str:
-    """
-    Category of a BDDL object name.
-
-    :param name: such as ``akita_black_bowl_1``
-    :return: such as ``akita_black_bowl``
-    """
-    return re.sub(r"_\d+$", "", name)
 
 
 @dataclass
@@ -101,61 +55,19 @@ class PickPlace:
         self.scene = scene
         self.predicate = predicate
         self.object, self.target = predicate[1], predicate[2]
-        self.rng = rng
-        self.rule = GRASP_RULES.get(category(self.object)) or self._rule_from_shape()
-        self.turn = 0.0
-        self.retries = 0
+        self.grasp = Grasp(scene, self.object, rng)
         self.finger_axis = HOME_FINGER_AXIS
         self.stage = "approach"
         self.count = 0
         self.missing = 0
         self.anchor = scene.hand_position
-        self.start_height = float(scene.points(self.object)[:, 2].min())
+        self.offset = np.zeros(2)
         self.detour = 0.0
         self.best = np.inf
         self.stalled = 0
         self.detours = 0
-        _, width, across = principal_horizontal_axes(scene.points(self.object))
-        self._round = across - width < 0.01
-        self._draw_turn()
         if scene.holds(self.object):
             self._enter("carry")
-
-    # grasp
-
-    def _rule_from_shape(self) -> GraspRule:
-        points = self.scene.points(self.object)
-        _, width, _ = principal_horizontal_axes(points)
-        height = float(np.ptp(points[:, 2]))
-        return GraspRule(depth=min(0.035, 0.5 * height), rim=width > WIDEST_GRASP)
-
-    def _draw_turn(self) -> None:
-        # a grasp that failed may be blocked by a neighbour: look further and further around the object
-        spread = self.rule.spread + (0.5 * self.retries if self._round or self.rule.rim else 0.0)
-        self.turn = float(self.rng.uniform(-spread, spread))
-
-    def grasp_pose(self) -> tuple[Array, Array]:
-        """
-        :return: (hand position (3,), line between the fingers (3,)) of the grasp, for the object where it is now
-        """
-        points = self.scene.points(self.object)
-        low, high = points.min(axis=0), points.max(axis=0)
-        z = max(high[2] - self.rule.depth, low[2] + TIP_CLEARANCE)
-        if self.rule.rim:
-            side = np.array([-np.sin(self.turn), np.cos(self.turn), 0.0])
-            centre = (low + high) / 2
-            wall = points[points[:, 2] > high[2] - 0.015]
-            radius = float(np.max((wall - centre)[:, :2] @ side[:2])) - 0.004
-            return np.array([*(centre + radius * side)[:2], z]), axis_within_quarter_turn(side, HOME_FINGER_AXIS)
-        # round: any side will do, so keep the wrist near its start
-        axis = HOME_FINGER_AXIS if self._round else principal_horizontal_axes(points)[0]
-        axis = axis_within_quarter_turn(axis, HOME_FINGER_AXIS)
-        cos, sin = np.cos(self.turn), np.sin(self.turn)
-        axis = np.array([cos * axis[0] - sin * axis[1], sin * axis[0] + cos * axis[1], 0.0])
-        axis = axis_within_quarter_turn(axis, HOME_FINGER_AXIS)
-        slab = points[points[:, 2] > z - 0.02]
-        centre = (slab.min(axis=0) + slab.max(axis=0)) / 2
-        return np.array([*centre[:2], z]), axis
 
     def _axis_error(self, axis: Array) -> float:
         current = self.scene.hand_rotation @ self.scene.local_finger_axis
@@ -167,6 +79,8 @@ class PickPlace:
         self.stage, self.count, self.missing = stage, 0, 0
         self.best, self.stalled, self.detours = np.inf, 0, 0
         self.anchor = self.scene.hand_position
+        if stage == "carry":
+            self._choose_landing()
 
     def act(self) -> Command:
         """
@@ -210,13 +124,14 @@ class PickPlace:
 
     def _approach(self) -> Command:
         scene = self.scene
-        goal, axis = self.grasp_pose()
+        goal, axis = self.grasp.pose()
         self.finger_axis = axis
         hand = scene.hand_position
         offset = float(np.linalg.norm((goal - hand)[:2]))
         # a turned or closed hand is as far from a grasp as a displaced one
         lateral = offset + 0.04 * self._axis_error(axis) + 0.5 * max(0.0, 0.065 - scene.opening)
-        target = self._funnel(goal, lateral, self.hover, 0.012, 2.0, 0.08)
+        top = path_top(scene, scene.obstacles(self.object), hand[:2], goal[:2], 0.05)
+        target = self._funnel(goal, lateral, max(self.hover, top + 0.03 - goal[2]), 0.012, 2.0, 0.08)
         near = float(np.linalg.norm(goal - hand))
         if self._blocked(near, 25):
             self._retry()
@@ -236,42 +151,39 @@ class PickPlace:
         return Command(self.anchor, CLOSE, self.finger_axis, DOWN, 1.0)
 
     def _retry(self) -> None:
-        self.retries += 1
-        self._draw_turn()
+        self.grasp.choose()
         self._enter("approach")
 
-    def _landing(self) -> tuple[Array, float]:
-        """Where the object shall land, and how far off it may: a large region is used on the side that is in reach."""
-        scene = self.scene
-        xy = scene.position(self.target)[:2]
-        if self.target not in scene.env.object_sites_dict:
-            return xy, 0.015
-        half = float(min(scene.env.object_sites_dict[self.target].size[:2]))
-        to_base = scene.base_position[:2] - xy
-        distance = float(np.linalg.norm(to_base))
-        shift = float(np.clip(distance - COMFORTABLE_REACH, 0.0, 0.4 * half))
-        return xy + to_base * (shift / distance), float(np.clip(0.25 * half, 0.015, 0.03))
+    def _surface(self) -> tuple[float, bool]:
+        """Height to put the object down at, and whether it goes into a vessel."""
+        floor = self.scene.support(self.target, self.scene.position(self.target)[:2] + self.offset)
+        geoms = self.scene.region_geoms(self.target)
+        top = float(self.scene.boxes(geoms)[1][:, 2].max()) if geoms else floor
+        # into a vessel: let go at its rim, or the fingers would hit the wall
+        return (max(floor, top - 0.015), True) if top - floor > 0.025 else (floor, False)
+
+    def _choose_landing(self) -> None:
+        points, hand = self.scene.points(self.object), self.scene.hand_position
+        low, high = points.min(axis=0), points.max(axis=0)
+        relative = hand - np.array([*((low + high) / 2)[:2], low[2]])
+        self.offset = np.zeros(2)
+        bottom = self._surface()[0]
+        self.offset = landing_offset(self.scene, self.target, self.object, bottom, relative, self.finger_axis)
 
     def _placing(self) -> tuple[Array, float, float]:
         """Hand position that puts the object down, the height above it for travelling, and the error allowed."""
-        scene = self.scene
-        hand = scene.hand_position
+        scene, hand = self.scene, self.scene.hand_position
         points = scene.points(self.object)
-        centre = (points.min(axis=0) + points.max(axis=0)) / 2
-        xy, tolerance = self._landing()
-        floor = scene.support(self.target, xy)
-        top = (
-            float(scene.points(scene.owner(self.target))[:, 2].max())
-            if self.target in scene.env.objects_dict
-            else floor
-        )
-        # into a vessel: let go at its rim, or the fingers would hit the wall
-        floor = max(floor, top - 0.015) if top - floor > 0.025 else floor
-        below = hand[2] - float(points[:, 2].min())
-        reference = scene.position(self.object) if self.predicate[0] == "on" and top == floor else centre
-        goal = np.array([*(xy + (hand - reference)[:2]), floor + below])
-        travel = max(self.carry_clearance, self.start_height + 0.06 - floor)
-        return goal, travel, tolerance
+        low, high = points.min(axis=0), points.max(axis=0)
+        floor, vessel = self._surface()
+        exact = self.predicate[0] == "on" and not vessel
+        reference = scene.position(self.object) if exact else (low + high) / 2
+        xy = scene.position(self.target)[:2] + self.offset
+        goal = np.array([*(xy + (hand - reference)[:2]), floor + hand[2] - low[2]])
+        half = float((high - low)[:2].max()) / 2
+        way = path_top(scene, scene.obstacles(self.object), hand[:2], goal[:2], half + 0.01)
+        small = float(scene.region_half(self.target)[:2].min())
+        return goal, max(self.carry_clearance, way + 0.03 - floor), float(np.clip(0.25 * small, 0.015, 0.03))
 
     def _carry(self) -> Command:
         scene = self.scene
@@ -290,7 +202,7 @@ class PickPlace:
         landed = frozenset(scene.geoms(self.object)), frozenset(scene.geoms(scene.owner(self.target)))
         left = float(np.linalg.norm(goal - hand))
         self._blocked(left, 20)
-        if lateral < tolerance + 0.005 and (hand[2] - goal[2] < 0.006 or scene.touches(*landed)):
+        if lateral < tolerance + 0.005 and (hand[2] - goal[2] < 0.008 + 0.01 * self.detours or scene.touches(*landed)):
             self._enter("release")
         travelled = float(np.linalg.norm(hand - self.anchor))
         return Command(target, CLOSE, self.finger_axis, DOWN, 1.0 - ramp(min(left, travelled), 0.03, 0.1))
