@@ -87,7 +87,7 @@ class Grasp:
         for turn in turns:
             self.turn = float(turn)
             poses.append(self.pose())
-        positions, axes = (np.stack(part) for part in zip(*poses))
+        positions, axes = (np.stack([pose[part] for pose in poses]) for part in (0, 1))
         costs = 3.0 * blocked(self.scene, self.scene.obstacles(self.name), positions, axes)
         costs += 0.05 * np.abs(turns - jitter) + 0.05 * np.arccos(np.clip(np.abs(axes @ HOME_FINGER_AXIS), 0.0, 1.0))
         for tried in self.tried:

@@ -201,7 +201,7 @@ class Scene:
         centre, half = self.position(target), self.region_half(target)
         low, high = self.boxes(geoms)
         near = np.all((low[:, :2] < (centre + half)[:2] + 0.02) & (high[:, :2] > (centre - half)[:2] - 0.02), axis=1)
-        return [geom for geom, keep in zip(geoms, near) if keep]
+        return [geoms[i] for i in np.flatnonzero(near)]
 
     def support(self, target: str, xy: Array) -> float:
         """
