@@ -1,4 +1,4 @@
-"""Open a drawer: pinch its handle from the front and pull until LIBERO calls it open."""
+"""Open a drawer by its handle, or push it shut, until LIBERO calls it open or closed."""
 
 from __future__ import annotations
 
@@ -8,28 +8,25 @@ from rlt_gym.libero.experts.geometry import Array, hand_rotation, ramp, rotation
 from rlt_gym.libero.experts.scene import Scene
 from rlt_gym.libero.experts.skills import CLOSE, OPEN, Command
 
+#: The line between the fingers at a drawer's handle, which is a level bar.
+FINGERS = np.array([0.0, 0.0, -1.0])
 
-class OpenDrawer:
+
+class _Drawer:
     """
-    Open a sliding drawer by its handle.
+    What opening and closing share: the drawer's joint, its handle and the hand's orientation.
 
     :param scene: the simulation
-    :param region: name of the drawer's region, such as ``wooden_cabinet_1_top_region``
+    :param predicate: ``["open" or "close", region]``, region such as ``wooden_cabinet_1_top_region``
     """
-
-    standoff = 0.09
-    #: The tips go this far past the middle of the handle, for the pads to hold more of it.
-    depth = 0.01
-    #: Distance of the target that pulls: more would tear the fingers off the handle.
-    pull_length = 0.014
 
     #: How far the palm looks down, radians.
     tilt = 0.25
 
-    def __init__(self, scene: Scene, region: str):
+    def __init__(self, scene: Scene, predicate: list[str]):
         self.scene = scene
-        self.predicate = ["open", region]
-        self.joint, self.body = scene.joint_of(region)
+        self.predicate = predicate
+        self.joint, self.body = scene.joint_of(predicate[1])
         # LIBERO's drawers open towards the end of the joint's range that is farther from 0
         low, high = scene.model.jnt_range[self.joint]
         self._sign = -1.0 if abs(low) > abs(high) else 1.0
@@ -42,6 +39,11 @@ class OpenDrawer:
         """(3,) unit vector along which the drawer opens."""
         return np.array(self.scene.data.xaxis[self.joint]) * self._sign
 
+    @property
+    def palm(self) -> Array:
+        """(3,) where the palm looks: a level hand, wide between the fingers, would sweep the table."""
+        return -np.cos(self.tilt) * self.pull - np.array([0.0, 0.0, np.sin(self.tilt)])
+
     def handle(self) -> Array:
         """
         :return: (3,) centre of the drawer's part that sticks out most
@@ -52,11 +54,25 @@ class OpenDrawer:
 
     @property
     def done(self) -> bool:
-        """The drawer is open and the hand has left."""
+        """The drawer is as wanted and the hand has left."""
         return self.stage == "retreat" and self.count > 14
 
     def _enter(self, stage: str) -> None:
         self.stage, self.count, self.anchor = stage, 0, self.scene.hand_position
+
+    def _retreat(self) -> Command:
+        up = np.array([0.0, 0.0, 0.02 * max(0, self.count - 5)])
+        return Command(self.anchor + self.pull * 0.06 + up, OPEN, FINGERS, self.palm)
+
+
+class OpenDrawer(_Drawer):
+    """Open a sliding drawer by its handle; see :class:`_Drawer`."""
+
+    standoff = 0.09
+    #: The tips go this far past the middle of the handle, for the pads to hold more of it.
+    depth = 0.01
+    #: Distance of the target that pulls: more would tear the fingers off the handle.
+    pull_length = 0.014
 
     def act(self) -> Command:
         """
@@ -65,13 +81,10 @@ class OpenDrawer:
         self.count += 1
         scene, pull = self.scene, self.pull
         hand, handle = scene.hand_position, self.handle() - self.depth * pull
-        # tilted: a level hand stands on edge, as it is wide between the fingers, and would sweep the table
-        palm = -np.cos(self.tilt) * pull - np.array([0.0, 0.0, np.sin(self.tilt)])
-        fingers = np.array([0.0, 0.0, -1.0])
+        palm, fingers = self.palm, FINGERS
         near = 1.0 - ramp(float(np.linalg.norm(handle - hand)), 0.04, 0.12)
         if self.stage == "retreat":
-            target = self.anchor + pull * 0.06 + np.array([0.0, 0.0, 0.02 * max(0, self.count - 5)])
-            return Command(target, OPEN, fingers, palm)
+            return self._retreat()
         if self.stage == "pull":
             if scene.satisfied(self.predicate) and self.count > 1:
                 self._enter("retreat")
@@ -91,3 +104,39 @@ class OpenDrawer:
         if error < 0.014 and abs(float((handle - hand) @ pull)) < 0.012 and scene.opening > 0.05:
             self._enter("grasp")
         return Command(handle + away * pull, OPEN, fingers, palm, near)
+
+
+class CloseDrawer(_Drawer):
+    """Push a sliding drawer shut with closed fingers; see :class:`_Drawer`."""
+
+    #: Distance in front of the handle from which the hand pushes, metres.
+    standoff = 0.08
+
+    def act(self) -> Command:
+        """
+        :return: command for the next control step
+        """
+        self.count += 1
+        scene, pull = self.scene, self.pull
+        hand, handle = scene.hand_position, self.handle()
+        if self.stage == "retreat":
+            return self._retreat()
+        across = handle - hand
+        ahead = -float(across @ pull)
+        across = across + ahead * pull
+        if self.stage == "push":
+            if scene.satisfied(self.predicate) and self.count > 1:
+                self._enter("retreat")
+            elif float(np.linalg.norm(across)) > 0.05:
+                self._enter("approach")
+            return Command(hand - 0.04 * pull + across, CLOSE, FINGERS, self.palm, 1.0)
+        front = handle + self.standoff * pull
+        if float(np.linalg.norm(front - hand)) < 0.025 and scene.opening < 0.02:
+            self._enter("push")
+        target = front.copy()
+        # over the drawer or beside it: first rise, then pass over its front
+        if ahead < 0.6 * self.standoff:
+            target[2] = max(handle[2] + 0.16, hand[2] - 0.02)
+            gate = 1.0 - ramp(target[2] - hand[2], 0.01, 0.06)
+            target[:2] = hand[:2] + gate * (target - hand)[:2]
+        return Command(target, CLOSE, FINGERS, self.palm)

@@ -172,6 +172,16 @@ class Scene:
         joint = int(self.env.sim.model.joint_name2id(self.env.object_sites_dict[region].joints[0]))
         return joint, int(self.model.jnt_bodyid[joint])
 
+    def hinge_of(self, fixture: str) -> tuple[int, int]:
+        """
+        The joint of a fixture that has one, such as a stove's knob.
+
+        :param fixture: BDDL name
+        :return: (joint id, id of the body that moves on it)
+        """
+        joint = int(self.env.sim.model.joint_name2id(self.env.get_object(fixture).joints[0]))
+        return joint, int(self.model.jnt_bodyid[joint])
+
     # regions and obstacles
 
     def region_half(self, target: str) -> Array:
@@ -202,6 +212,19 @@ class Scene:
         low, high = self.boxes(geoms)
         near = np.all((low[:, :2] < (centre + half)[:2] + 0.02) & (high[:, :2] > (centre - half)[:2] - 0.02), axis=1)
         return [geoms[i] for i in np.flatnonzero(near)]
+
+    def covered(self, target: str) -> bool:
+        """
+        Whether a region that does not move lies under a roof, where nothing can be put from above.
+
+        :param target: object, fixture or site name
+        """
+        if target not in self.env.object_sites_dict or self.has_joint(target):
+            return False
+        geoms = np.array(self.geoms(self.owner(target)), dtype=int)
+        centre = self.position(target)
+        top = float(self.heights(geoms, centre[None, :2])[0]) if len(geoms) else -np.inf
+        return top > centre[2] + self.region_half(target)[2] + 0.03
 
     def support(self, target: str, xy: Array) -> float:
         """

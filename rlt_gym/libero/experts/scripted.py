@@ -6,15 +6,33 @@ from typing import Any
 
 import numpy as np
 
-from rlt_gym.libero.experts.drawers import OpenDrawer
+from rlt_gym.libero.experts.drawers import CloseDrawer, OpenDrawer
 from rlt_gym.libero.experts.geometry import Array, clip_norm, hand_rotation, rotation_vector
 from rlt_gym.libero.experts.grasps import HOME_FINGER_AXIS
+from rlt_gym.libero.experts.knobs import TurnKnob
 from rlt_gym.libero.experts.scene import Scene
 from rlt_gym.libero.experts.skills import DOWN, OPEN, Command, PickPlace
 
 #: Displacement and turn that an action of 1 asks the controller for (LIBERO's OSC_POSE settings).
 POSITION_SCALE = 0.05
 ROTATION_SCALE = 0.5
+
+
+def in_order(goals: list[list[str]]) -> list[list[str]]:
+    """
+    Goals in an order in which none undoes another: what is stood on before what stands on it, closing last.
+
+    :param goals: predicates such as ``["in", "butter_1", "wooden_cabinet_1_top_region"]``
+    :return: the same, sorted; otherwise the order is kept
+    """
+
+    def rank(goal: list[str]) -> int:
+        if goal[0].lower() == "close":
+            return 10
+        below = [other for other in goals if len(goal) == len(other) == 3 and other[1] == goal[2]]
+        return 1 + rank(below[0]) if below else 0
+
+    return sorted(goals, key=rank)
 
 
 class ScriptedExpert:
@@ -45,10 +63,14 @@ class ScriptedExpert:
         self.noise = noise
         self.speed = speed
         self.scene = Scene(env)
-        self.goals: list[list[str]] = [list(map(str, goal)) for goal in env.parsed_problem["goal_state"]]
-        for goal in self.goals:
-            if (goal[0].lower(), len(goal)) not in (("on", 3), ("in", 3), ("open", 2)):
-                raise ValueError(f"no skill for the goal {goal}; supported are (on a b), (in a b) and (open drawer)")
+        goals = [[str(word) for word in goal] for goal in env.parsed_problem["goal_state"]]
+        for goal in goals:
+            if not self._supported(goal):
+                raise ValueError(
+                    f"no skill for the goal {goal}; supported are (on a b) and (in a b) where b is open above or a "
+                    "drawer, (open drawer), (close drawer), (turnon stove) and (turnoff stove)"
+                )
+        self.goals: list[list[str]] = in_order(goals)
         self.reset(np.random.default_rng(0))
 
     def reset(self, rng: np.random.Generator) -> None:
@@ -58,21 +80,37 @@ class ScriptedExpert:
         :param rng: source of all the expert's randomness
         """
         self._rng = rng
-        self._skill: PickPlace | OpenDrawer | None = None
+        self._skill: PickPlace | OpenDrawer | CloseDrawer | TurnKnob | None = None
         self._disturbance = np.zeros(3)
         self._last = np.zeros(3)
         self._left = self._next_skill()
         #: The action of the last step without its disturbance, (7,): the label to imitate when noise is on.
         self.clean_action: Array = np.zeros(7)
 
+    def _supported(self, goal: list[str]) -> bool:
+        kind, scene = (goal[0].lower(), len(goal)), self.scene
+        if kind in (("open", 2), ("close", 2)):
+            return scene.has_joint(goal[1])
+        if kind in (("turnon", 2), ("turnoff", 2)):
+            return True
+        return kind in (("on", 3), ("in", 3)) and not scene.covered(goal[2])
+
     def _next_skill(self) -> bool:
         """Take up the first goal that does not hold yet."""
+        scene = self.scene
         for goal in self.goals:
-            if not self.scene.satisfied(goal):
-                drawer = goal[-1]
-                shut = self.scene.has_joint(drawer) and not self.scene.satisfied(["open", drawer])
-                self._skill = OpenDrawer(self.scene, drawer) if shut else PickPlace(self.scene, goal, self._rng)
-                return True
+            if scene.satisfied(goal):
+                continue
+            kind, target = goal[0].lower(), goal[-1]
+            if kind in ("turnon", "turnoff"):
+                self._skill = TurnKnob(scene, goal)
+            elif kind == "close":
+                self._skill = CloseDrawer(scene, goal)
+            elif scene.has_joint(target) and not scene.satisfied(["open", target]):
+                self._skill = OpenDrawer(scene, ["open", target])
+            else:
+                self._skill = PickPlace(scene, goal, self._rng)
+            return True
         self._skill = None
         return False
 
@@ -83,7 +121,7 @@ class ScriptedExpert:
 
     @property
     def stage(self) -> str:
-        """``approach``, ``grasp``, ``carry``, ``release``, ``retreat`` or ``done``."""
+        """What the skill at work is about, such as ``approach``, ``grasp``, ``carry``, ``release`` or ``retreat``."""
         return "done" if self._skill is None else self._skill.stage
 
     def act(self) -> Array:
