@@ -21,7 +21,7 @@ from rlt_gym.libero.experts.geometry import (
     surface_heights,
 )
 from rlt_gym.libero.experts.grasps import category
-from rlt_gym.libero.experts.scripted import ScriptedExpert
+from rlt_gym.libero.experts.scripted import ScriptedExpert, in_order
 
 MAX_STEPS = 150
 
@@ -76,14 +76,21 @@ def test_small_helpers() -> None:
     assert category("akita_black_bowl_12") == "akita_black_bowl"
 
 
+def test_goals_are_ordered_so_that_none_undoes_another() -> None:
+    stack, tray = ["on", "bowl_1", "bowl_2"], ["in", "bowl_2", "tray_1_contain_region"]
+    close, put = ["close", "cabinet_1_top_region"], ["in", "butter_1", "cabinet_1_top_region"]
+    assert in_order([stack, tray]) == [tray, stack]
+    assert in_order([close, put]) == [put, close]
+    assert in_order([["turnon", "stove_1"], put]) == [["turnon", "stove_1"], put]
+
+
 @pytest.mark.parametrize("arguments", [{"episodes": 0}, {"split": "test"}, {"suite": "libero_gaol"}, {"tasks": [99]}])
 def test_evaluate_refuses_bad_arguments(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=str(next(iter(arguments.values()))).strip("[]")):
         evaluate(**arguments)
 
 
-@pytest.fixture(scope="module", params=[1, 8])
-def simulator(request: pytest.FixtureRequest) -> Iterator[Any]:
+def embedded_simulator(suite: str, task_id: int) -> Any:
     pytest.importorskip("libero")
     from rlt_gym.libero.bootstrap import prepare_libero
 
@@ -94,7 +101,12 @@ def simulator(request: pytest.FixtureRequest) -> Iterator[Any]:
     libero.libero._assets_path_cache = str(embedded_assets())
     from rlt_gym.libero.simulator import LiberoSimulator
 
-    yield LiberoSimulator("libero_goal", request.param)
+    return LiberoSimulator(suite, task_id)
+
+
+@pytest.fixture(scope="module", params=[1, 8])
+def simulator(request: pytest.FixtureRequest) -> Iterator[Any]:
+    yield embedded_simulator("libero_goal", request.param)
 
 
 def lifted(simulator: Any, expert: ScriptedExpert) -> None:
@@ -166,3 +178,32 @@ def test_actions_are_bounded_reproducible_and_labelled(simulator: Any) -> None:
 def test_refuses_bad_settings(simulator: Any, arguments: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(arguments))):
         ScriptedExpert(simulator.problem, **arguments)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(("suite", "task_id"), [("libero_goal", 3), ("libero_goal", 7), ("libero_spatial", 4)])
+def test_drawers_knob_and_tight_places(suite: str, task_id: int) -> None:
+    simulator = embedded_simulator(suite, task_id)
+    simulator.reset("eval", 0, observe=False)
+    success, _ = run_episode(simulator, ScriptedExpert(simulator.problem), np.random.default_rng(0), 220)
+    assert success and simulator.problem._check_success()
+
+
+@pytest.mark.sim
+def test_closes_the_drawer_it_opened() -> None:
+    simulator = embedded_simulator("libero_goal", 3)
+    simulator.reset("eval", 0, observe=False)
+    region = "wooden_cabinet_1_top_region"
+    expert = ScriptedExpert(simulator.problem)
+    expert.goals = [["open", region]]
+    expert.reset(np.random.default_rng(0))
+    for _ in range(120):
+        simulator.step_chunk(expert.act()[None], observe=False)
+    assert expert.scene.satisfied(["open", region])
+    expert.goals = [["close", region]]
+    expert.reset(np.random.default_rng(0))
+    for _ in range(150):
+        simulator.step_chunk(expert.act()[None], observe=False)
+        if expert.scene.satisfied(["close", region]):
+            break
+    assert expert.scene.satisfied(["close", region])

@@ -1,5 +1,5 @@
 """Scripted experts that solve LIBERO tasks from the simulator's state."""
 
-from rlt_gym.libero.experts.scripted import ScriptedExpert
+from rlt_gym.libero.experts.scripted import NoSkillError, ScriptedExpert
 
-__all__ = ["ScriptedExpert"]
+__all__ = ["NoSkillError", "ScriptedExpert"]

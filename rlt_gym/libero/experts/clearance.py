@@ -7,9 +7,13 @@ import numpy as np
 from rlt_gym.libero.experts.geometry import Array
 from rlt_gym.libero.experts.scene import Scene
 
-#: Parts of the open hand seen from above: half sizes along and across the line between the fingers, distance of the
-#: centre from the grasp point along that line, and height of the part's lowest point above the grasp point. Metres.
-HAND_PARTS = ((0.015, 0.014, 0.052, -0.008), (0.015, 0.014, -0.052, -0.008), (0.105, 0.033, 0.0, 0.045))
+#: The gap between the fingers when fully open, metres.
+WIDE_OPEN = 0.08
+#: A finger seen from above: half size along and across the line between the fingers, and how far it reaches below the
+#: grasp point. Metres.
+FINGER_HALF, FINGER_TIP = np.array([0.012, 0.012]), 0.01
+#: Height of the palm above the grasp point, metres.
+PALM_HEIGHT = 0.045
 #: Half length and half width of the palm.
 PALM_HALF = np.array([0.105, 0.033])
 #: Farther than this from the robot's base the arm is nearly stretched and slow to settle, metres.
@@ -23,20 +27,15 @@ def _rectangle(half: Array, count: tuple[int, int]) -> Array:
     )
 
 
-def _hand_points() -> tuple[Array, Array]:
+def _hand_points(opening: float) -> tuple[Array, Array]:
     """Points of the hand's outline: (n, 2) in the hand's frame and (n,) heights above the grasp point."""
-    points, heights = [], []
-    for along, across, offset, low in HAND_PARTS:
-        part = _rectangle(np.array([along, across]), (3 if offset else 9, 3)) + np.array([offset, 0.0])
-        points.append(part)
-        heights.append(np.full(len(part), low))
-    return np.concatenate(points), np.concatenate(heights)
+    finger, palm = _rectangle(FINGER_HALF, (3, 3)), _rectangle(PALM_HALF, (9, 3))
+    away = np.array([opening / 2 + FINGER_HALF[0], 0.0])
+    heights = np.concatenate([np.full(2 * len(finger), -FINGER_TIP), np.full(len(palm), PALM_HEIGHT)])
+    return np.concatenate([finger + away, finger - away, palm]), heights
 
 
-_POINTS, _HEIGHTS = _hand_points()
-
-
-def blocked(scene: Scene, geoms: Array, positions: Array, axes: Array, margin: float = 0.004) -> Array:
+def blocked(scene: Scene, geoms: Array, positions: Array, axes: Array, opening: float, margin: float = 0.004) -> Array:
     """
     How much is in the way of a hand that comes down from above.
 
@@ -44,14 +43,16 @@ def blocked(scene: Scene, geoms: Array, positions: Array, axes: Array, margin: f
     :param geoms: obstacles, geom ids
     :param positions: (k, 3) grasp points
     :param axes: (k, 3) lines between the fingers
+    :param opening: gap between the fingers, metres
     :param margin: room to keep above things, metres
     :return: (k,) share of the hand's outline that would hit something
     """
+    outline, low = _hand_points(opening)
     u = axes[:, None, :2] / np.linalg.norm(axes[:, None, :2], axis=2, keepdims=True)
     v = np.stack([-u[..., 1], u[..., 0]], axis=2)
-    points = positions[:, None, :2] + _POINTS[:, :1] * u + _POINTS[:, 1:] * v
+    points = positions[:, None, :2] + outline[:, :1] * u + outline[:, 1:] * v
     heights = scene.heights(geoms, points.reshape(-1, 2)).reshape(points.shape[:2])
-    return np.asarray((heights > positions[:, 2:] + _HEIGHTS + margin).mean(axis=1))
+    return np.asarray((heights > positions[:, 2:] + low + margin).mean(axis=1))
 
 
 def path_top(scene: Scene, geoms: Array, start: Array, end: Array, half_width: float) -> float:
@@ -98,7 +99,7 @@ def landing_offset(scene: Scene, target: str, name: str, bottom: float, hand: Ar
     u = axis[:2] / np.linalg.norm(axis[:2])
     palm = hand[:2] + _rectangle(PALM_HALF + 0.006, (9, 3)) @ np.array([u, [-u[1], u[0]]])
     cost = np.zeros(len(offsets))
-    for part, height in ((body, bottom + 0.005), (palm, bottom + hand[2] + 0.045)):
+    for part, height in ((body, bottom + 0.005), (palm, bottom + hand[2] + PALM_HEIGHT)):
         spots = (centre + offsets)[:, None] + part
         found = scene.heights(geoms, spots.reshape(-1, 2)).reshape(spots.shape[:2])
         cost += (found > height).mean(axis=1)

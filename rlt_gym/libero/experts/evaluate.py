@@ -57,7 +57,7 @@ def evaluate(
     Print how often the scripted expert solves tasks.
 
     :param suite: LIBERO suite
-    :param tasks: task ids; the pick-and-place tasks of ``libero_goal`` if not given
+    :param tasks: task ids; the whole suite if not given. Tasks that no skill is made for are named as such.
     :param episodes: episodes per task
     :param assets: ``auto``, ``embedded``, ``official`` or a folder
     :param split: initial states: ``train``, ``selection`` or ``eval`` (LIBERO's own)
@@ -65,18 +65,23 @@ def evaluate(
     :param speed: greatest length of the position part of an action
     :raises ValueError: if an argument is not allowed
     """
-    chosen = get_tasks(suite, [1, 2, 4, 6, 8] if tasks is None else tasks)
+    chosen = get_tasks(suite, tasks)
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}, must be at least 1")
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}, must be one of {', '.join(SPLITS)}")
     from rlt_gym.assets import resolve_assets
+    from rlt_gym.libero.experts.scripted import NoSkillError
     from rlt_gym.libero.bootstrap import prepare_libero
 
     prepare_libero(resolve_assets(assets).path)
     print(f"{'task':<44} {'success':>8} {'mean steps':>11}", flush=True)
     for task in chosen:
-        result = evaluate_task(suite, task.task_id, episodes, split, noise, speed)
+        try:
+            result = evaluate_task(suite, task.task_id, episodes, split, noise, speed)
+        except NoSkillError:
+            print(f"{task.task_id:>2} {task.instruction:<41} no skill", flush=True)
+            continue
         score = f"{result.successes}/{result.episodes}"
         print(f"{task.task_id:>2} {task.instruction:<41} {score:>8} {result.mean_steps:>11.1f}", flush=True)
 
@@ -91,6 +96,7 @@ def evaluate_task(suite: str, task_id: int, episodes: int, split: str, noise: fl
     :param split: initial states
     :param noise: see :class:`~rlt_gym.libero.experts.ScriptedExpert`
     :param speed: see :class:`~rlt_gym.libero.experts.ScriptedExpert`
+    :raises NoSkillError: if a goal of the task is not supported
     """
     from rlt_gym.libero.experts.scripted import ScriptedExpert
     from rlt_gym.libero.simulator import LiberoSimulator
@@ -103,4 +109,5 @@ def evaluate_task(suite: str, task_id: int, episodes: int, split: str, noise: fl
         success, used = run_episode(simulator, expert, np.random.default_rng(index), SUITE_HORIZONS[suite])
         if success:
             steps.append(used)
+    simulator.close()
     return ExpertResult(task_id, len(steps), episodes, float(np.mean(steps)) if steps else float("nan"))

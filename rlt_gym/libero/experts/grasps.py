@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlt_gym.libero.experts.clearance import blocked
+from rlt_gym.libero.experts.clearance import WIDE_OPEN, blocked
 from rlt_gym.libero.experts.geometry import Array, axis_within_quarter_turn, principal_horizontal_axes
 from rlt_gym.libero.experts.scene import Scene
 
@@ -15,6 +15,8 @@ from rlt_gym.libero.experts.scene import Scene
 HOME_FINGER_AXIS = np.array([0.0, 1.0, 0.0])
 #: The fingers open to 8 cm; wider things are grasped by their rim.
 WIDEST_GRASP = 0.072
+#: Gap between the fingers for a rim in a tight place, metres.
+NARROW = 0.045
 #: The point between the finger tips may come this close to the surface an object stands on.
 TIP_CLEARANCE = 0.012
 
@@ -66,6 +68,8 @@ class Grasp:
         self.scene, self.name, self.rng = scene, name, rng
         self.tried: list[float] = []
         self.turn = 0.0
+        #: Gap between the fingers on the way to the grasp, metres.
+        self.opening = WIDE_OPEN
         self.choose()
 
     def choose(self) -> None:
@@ -88,11 +92,15 @@ class Grasp:
             self.turn = float(turn)
             poses.append(self.pose())
         positions, axes = (np.stack([pose[part] for pose in poses]) for part in (0, 1))
-        costs = 3.0 * blocked(self.scene, self.scene.obstacles(self.name), positions, axes)
-        costs += 0.05 * np.abs(turns - jitter) + 0.05 * np.arccos(np.clip(np.abs(axes @ HOME_FINGER_AXIS), 0.0, 1.0))
+        shared = 0.05 * np.abs(turns - jitter) + 0.05 * np.arccos(np.clip(np.abs(axes @ HOME_FINGER_AXIS), 0.0, 1.0))
         for tried in self.tried:
-            costs += 0.3 * (np.abs(np.angle(np.exp(1j * (tried - turns)))) < 0.2)
-        self.turn = float(turns[int(np.argmin(costs))])
+            shared += 0.3 * (np.abs(np.angle(np.exp(1j * (tried - turns)))) < 0.2)
+        geoms, best = self.scene.obstacles(self.name), np.inf
+        for opening in (WIDE_OPEN, NARROW) if self.rule.rim else (WIDE_OPEN,):
+            costs = 3.0 * blocked(self.scene, geoms, positions, axes, opening) + shared
+            if costs.min() < best - 0.02:
+                best, self.opening = float(costs.min()), opening
+                self.turn = float(turns[int(np.argmin(costs))])
         self.tried.append(self.turn)
 
     def pose(self) -> tuple[Array, Array]:

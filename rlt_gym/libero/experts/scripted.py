@@ -18,6 +18,10 @@ POSITION_SCALE = 0.05
 ROTATION_SCALE = 0.5
 
 
+class NoSkillError(ValueError):
+    """A goal predicate that no skill is made for."""
+
+
 def in_order(goals: list[list[str]]) -> list[list[str]]:
     """
     Goals in an order in which none undoes another: what is stood on before what stands on it, closing last.
@@ -46,7 +50,8 @@ class ScriptedExpert:
     :param noise: standard deviation of the disturbance of the position part of the action. It changes smoothly and
         fades out near grasps and releases.
     :param speed: greatest length of the position part of an action, in (0, 1]
-    :raises ValueError: if ``noise`` or ``speed`` is out of range, or a goal predicate is not supported
+    :raises ValueError: if ``noise`` or ``speed`` is out of range
+    :raises NoSkillError: if a goal predicate is not supported
     """
 
     position_gain = 1.4
@@ -66,7 +71,7 @@ class ScriptedExpert:
         goals = [[str(word) for word in goal] for goal in env.parsed_problem["goal_state"]]
         for goal in goals:
             if not self._supported(goal):
-                raise ValueError(
+                raise NoSkillError(
                     f"no skill for the goal {goal}; supported are (on a b) and (in a b) where b is open above or a "
                     "drawer, (open drawer), (close drawer), (turnon stove) and (turnoff stove)"
                 )

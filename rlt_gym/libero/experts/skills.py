@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlt_gym.libero.experts.clearance import landing_offset, path_top
+from rlt_gym.libero.experts.clearance import WIDE_OPEN, landing_offset, path_top
 from rlt_gym.libero.experts.geometry import Array, ramp
 from rlt_gym.libero.experts.grasps import HOME_FINGER_AXIS, Grasp
 from rlt_gym.libero.experts.scene import Scene
@@ -21,7 +21,7 @@ class Command:
     Where a skill wants the hand to go now.
 
     :param position: (3,) target of the point between the finger tips, metres
-    :param gripper: :data:`OPEN` or :data:`CLOSE`
+    :param gripper: :data:`OPEN`, :data:`CLOSE`, or 0 to leave the fingers where they are
     :param finger_axis: (3,) wanted line between the fingers
     :param approach: (3,) wanted direction of the palm
     :param precision: 0 where noise does no harm, 1 where it would spoil a grasp or a release
@@ -129,16 +129,19 @@ class PickPlace:
         hand = scene.hand_position
         offset = float(np.linalg.norm((goal - hand)[:2]))
         # a turned or closed hand is as far from a grasp as a displaced one
-        lateral = offset + 0.04 * self._axis_error(axis) + 0.5 * max(0.0, 0.065 - scene.opening)
+        lateral = offset + 0.04 * self._axis_error(axis) + 0.5 * max(0.0, self.grasp.opening - 0.015 - scene.opening)
         top = path_top(scene, scene.obstacles(self.object), hand[:2], goal[:2], 0.05)
         target = self._funnel(goal, lateral, max(self.hover, top + 0.03 - goal[2]), 0.012, 2.0, 0.08)
         near = float(np.linalg.norm(goal - hand))
         if self._blocked(near, 25):
             self._retry()
-        if offset < 0.012 and abs(goal[2] - hand[2]) < 0.012 and scene.opening > 0.05:
+        if offset < 0.012 and abs(goal[2] - hand[2]) < 0.012 and scene.opening > self.grasp.opening - 0.03:
             self._enter("grasp")
             self.anchor = goal
-        return Command(target, OPEN, axis, DOWN, 1.0 - ramp(near, 0.04, 0.12))
+        gap = scene.opening - self.grasp.opening
+        # the gripper's command is a velocity: 0 keeps the fingers where they are
+        gripper = OPEN if gap < -0.005 or self.grasp.opening == WIDE_OPEN else CLOSE if gap > 0.005 else 0.0
+        return Command(target, gripper, axis, DOWN, 1.0 - ramp(near, 0.04, 0.12))
 
     def _grasp(self) -> Command:
         scene = self.scene
