@@ -71,8 +71,8 @@ def evaluate(
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}, must be one of {', '.join(SPLITS)}")
     from rlt_gym.assets import resolve_assets
-    from rlt_gym.libero.experts.scripted import NoSkillError
     from rlt_gym.libero.bootstrap import prepare_libero
+    from rlt_gym.libero.experts.scripted import NoSkillError
 
     prepare_libero(resolve_assets(assets).path)
     print(f"{'task':<44} {'success':>8} {'mean steps':>11}", flush=True)
