@@ -13,6 +13,8 @@ import copy
 import mujoco
 import numpy as np
 
+from rlt_gym.libero.culling import Culling, geom_records, without_meshes
+
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 
 #: What a scene is drawn from, and what proprioception is read from (xquat, qpos).
@@ -63,9 +65,6 @@ class Renderer:
         side = max(size, 256)
         self._gl = mujoco.GLContext(side, side)
         self._gl.make_current()
-        self._scene = mujoco.MjvScene(self._viz, maxgeom=1000)
-        self._context = mujoco.MjrContext(self._viz, mujoco.mjtFontScale.mjFONTSCALE_150)
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._option = mujoco.MjvOption()
         self._option.geomgroup[0] = 0
         if quality == "fast":  # one link's collision mesh has 12.5 k triangles, its hull 300
@@ -73,6 +72,26 @@ class Renderer:
         self._perturb = mujoco.MjvPerturb()
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self._camera.fixedcamid = 0
+        self._scene = mujoco.MjvScene(self._viz, maxgeom=1000)
+        mujoco.mj_kinematics(self._viz, self._data)
+        mujoco.mj_camlight(self._viz, self._data)
+        self._update_scene()
+        import os
+        self._culling: Culling | None = None
+        if geom_records(self._scene) is not None and os.environ.get("CULL","1")=="1":
+            restore = without_meshes(self._viz, self._scene)
+            self._context = mujoco.MjrContext(self._viz, mujoco.mjtFontScale.mjFONTSCALE_150)
+            restore()
+            self._culling = Culling(self._viz, self._context, self._scene)
+        else:
+            self._context = mujoco.MjrContext(self._viz, mujoco.mjtFontScale.mjFONTSCALE_150)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+
+    def _update_scene(self) -> None:
+        mujoco.mjv_updateScene(
+            self._viz, self._data, self._option, self._perturb, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._scene
+        )
 
     def render(self, kinematics: dict[str, np.ndarray], camera: str, size: int | None = None) -> np.ndarray:
         """
@@ -87,9 +106,9 @@ class Renderer:
             getattr(self._data, name)[:] = value
         # LIBERO shows a hot stove by the alpha of a site, in the simulator's model.
         self._viz.site_rgba[:] = self._source.site_rgba
-        mujoco.mjv_updateScene(
-            self._viz, self._data, self._option, self._perturb, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._scene
-        )
+        self._update_scene()
+        if self._culling is not None:
+            self._culling.apply()
         viewport = mujoco.MjrRect(0, 0, side, side)
         mujoco.mjr_render(viewport, self._scene, self._context)
         picture = np.empty((side, side, 3), dtype=np.uint8)
@@ -99,6 +118,8 @@ class Renderer:
     def close(self) -> None:
         """Free the context. Safe to call twice."""
         if self._context is not None:
+            if self._culling is not None:
+                self._culling.close()
             self._context.free()
             self._gl.free()
             self._context = None
