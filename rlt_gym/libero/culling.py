@@ -15,7 +15,8 @@ When the mirror itself is outside the picture, there is no second drawing at all
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Tuple
+from collections.abc import Callable
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -44,7 +45,7 @@ _PLANE, _BOX, _MESH = (int(getattr(mujoco.mjtGeom, f"mjGEOM_{name}")) for name i
 _OPAQUE = 0.995
 
 
-def geom_records(scene: mujoco.MjvScene) -> Optional[np.ndarray]:
+def geom_records(scene: mujoco.MjvScene) -> np.ndarray | None:
     """
     The scene's geoms as one structured array that shares their memory.
 
@@ -70,7 +71,7 @@ def geom_records(scene: mujoco.MjvScene) -> Optional[np.ndarray]:
     return records
 
 
-def split_faces(centres: np.ndarray, normals: np.ndarray, size: int) -> List[np.ndarray]:
+def split_faces(centres: np.ndarray, normals: np.ndarray, size: int) -> list[np.ndarray]:
     """
     Cut triangles into groups that lie together and face the same way.
 
@@ -94,7 +95,7 @@ def split_faces(centres: np.ndarray, normals: np.ndarray, size: int) -> List[np.
     return done
 
 
-def cluster_bounds(corners: np.ndarray, normals: np.ndarray) -> Tuple[np.ndarray, float, np.ndarray, float]:
+def cluster_bounds(corners: np.ndarray, normals: np.ndarray) -> tuple[np.ndarray, float, np.ndarray, float]:
     """
     :param corners: float (n, 3, 3): corners of the triangles; ``normals`` their unit normals (n, 3).
     :return: Centre (3,) and radius of a sphere around them, axis (3,) and sine of the half-angle of a cone around
@@ -137,7 +138,7 @@ class Culling:
 
     # ------------------------------------------------------------------ once
 
-    def _compile(self, model: Any, mesh: int, size: int) -> Tuple[np.ndarray, ...]:
+    def _compile(self, model: Any, mesh: int, size: int) -> tuple[np.ndarray, ...]:
         """Let MuJoCo compile each cluster into a display list, by showing it a mesh that has these faces only."""
         arrays = (model.mesh_face, model.mesh_facenormal, model.mesh_facetexcoord)
         context, base_mesh = self._context, self._context.baseMesh
@@ -196,14 +197,14 @@ class Culling:
         """Bounds of all that can be left out, in the frame of the geom it belongs to."""
         self._key = self._key_of(geoms)
         self._split = _is_mesh(geoms)
-        whole = (np.zeros(1, dtype=np.int64), np.zeros((1, 3)), np.zeros(1), np.array([[0.0, 0.0, 1.0]]), np.array([2.0]))
+        nothing, origin, upwards = np.zeros(1, dtype=np.int64), np.zeros((1, 3)), np.array([[0.0, 0.0, 1.0]])
         parts = []
         for geom, split in zip(geoms, self._split):
             if split:
                 parts.append(self._clusters[int(geom["dataid"]) // 2])
             else:
-                radius = float(geom["modelrbound"])
-                parts.append((*whole[:2], np.array([radius if radius > 0 else np.inf]), *whole[3:]))
+                radius = float(geom["modelrbound"]) or np.inf  # 0 for an endless plane
+                parts.append((nothing, origin, np.array([radius]), upwards, np.array([2.0])))
         self._source = np.repeat(np.arange(len(geoms)), [len(part[0]) for part in parts])
         self._lists, self._centre, self._radius, self._axis, self._sine = (
             np.concatenate(values) for values in zip(*parts)
@@ -274,7 +275,25 @@ class Culling:
 
 def _is_mesh(geoms: np.ndarray) -> np.ndarray:
     """Opaque meshes, not convex hulls. Transparent triangles must be drawn in their order, so they stay in one piece."""
-    return (geoms["type"] == _MESH) & (geoms["dataid"] >= 0) & (geoms["dataid"] % 2 == 0) & (geoms["rgba"][:, 3] >= _OPAQUE)
+    return (
+        (geoms["type"] == _MESH)
+        & (geoms["dataid"] >= 0)
+        & (geoms["dataid"] % 2 == 0)
+        & (geoms["rgba"][:, 3] >= _OPAQUE)
+    )
+
+
+def can_cull(model: Any, scene: Any) -> bool:
+    """
+    :param scene: The scene after a first ``mjv_updateScene``.
+    :return: Whether there is something to gain (meshes of many triangles) and MuJoCo lays its geoms out as expected.
+    """
+    records = geom_records(scene) if scene.ngeom > 1 else None
+    if records is None:
+        return False
+    geoms = records[: scene.ngeom]
+    meshes = geoms["dataid"][_is_mesh(geoms)] // 2
+    return int(model.mesh_facenum[meshes].sum()) > 10 * CLUSTER_FACES
 
 
 def without_meshes(model: Any, scene: Any) -> Any:
@@ -298,7 +317,7 @@ def without_meshes(model: Any, scene: Any) -> Any:
     return restore
 
 
-def _mirror_of(geoms: np.ndarray) -> Optional[int]:
+def _mirror_of(geoms: np.ndarray) -> int | None:
     """The one geom that MuJoCo's ``mjr_render`` takes for a mirror."""
     flat = (geoms["type"] == _PLANE) | (geoms["type"] == _BOX)
     found = np.flatnonzero(flat & (geoms["reflectance"] > 0) & (geoms["rgba"][:, 3] >= _OPAQUE))
@@ -324,7 +343,7 @@ def _call(ids: Any) -> None:
         GL.glCallLists(len(numbers), GL.GL_INT, numbers)
 
 
-def _view(scene: mujoco.MjvScene) -> Tuple[np.ndarray, np.ndarray]:
+def _view(scene: mujoco.MjvScene) -> tuple[np.ndarray, np.ndarray]:
     """
     :return: Position of the camera (3,) and the five planes (5, 4) around what it sees, normals inwards.
     """
@@ -354,7 +373,7 @@ def _seen(eye, planes, centre, radius, axis, sine) -> np.ndarray:
     return inside & ~back
 
 
-def _reflected_view(mirror: np.ndarray, eye: np.ndarray) -> Optional[Tuple[np.ndarray, np.ndarray]]:
+def _reflected_view(mirror: np.ndarray, eye: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """
     :return: The camera's mirror image and the planes around what it sees through the mirror; ``None`` where the
         camera is behind the mirror.

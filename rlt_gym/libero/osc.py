@@ -57,3 +57,66 @@ def osc_torques(
     torques = np.dot(jac_full.T, wrench) + bias
     torques = torques + nullspace_torques(mass_matrix, nullspace, initial_joint, joint_pos, joint_vel)
     return np.minimum(np.maximum(torques, low), high)
+
+
+@numba.njit(cache=True)
+def drive(
+    ctrl,
+    site_pos,
+    site_mat,
+    jacp,
+    jacr,
+    ee_pos_vel,
+    ee_ori_vel,
+    mass,
+    bias,
+    qpos,
+    qvel,
+    joint_qpos,
+    joint_qvel,
+    goal_pos,
+    goal_ori,
+    initial_joint,
+    kp,
+    kd,
+    low,
+    high,
+    torque_actuators,
+    finger,
+    finger_step,
+    finger_actuators,
+    finger_bias,
+    finger_weight,
+):
+    """
+    One substep of arm and gripper: gather the arm's part of MuJoCo's arrays, write the torques and finger targets.
+
+    :param ctrl: Written, as is ``finger`` (2,), the gripper's integrated command in [-1, 1].
+    :param site_pos: Gripper site position (3,), ``site_mat`` its rotation (9,).
+    :param jacp: Jacobians of the site for all joints (3, nv), ``jacr`` likewise; ``mass`` the inertia (nv, nv).
+    :param joint_qpos: Where the arm's seven joints stand in ``qpos``, ``joint_qvel`` in ``qvel`` and ``bias`` (nv,).
+    """
+    count = joint_qvel.size
+    # Column-major, because robosuite's fancy indexing makes them so and BLAS rounds differently otherwise.
+    jac_pos, jac_ori = np.empty((count, 3)).T, np.empty((count, 3)).T
+    jac_full = np.empty((count, 6)).T
+    mass_matrix = np.empty((count, count)).T
+    arm_bias, joint_pos, joint_vel = np.empty(count), np.empty(count), np.empty(count)
+    for column in range(count):
+        joint = joint_qvel[column]
+        for row in range(3):
+            jac_pos[row, column] = jac_full[row, column] = jacp[row, joint]
+            jac_ori[row, column] = jac_full[row + 3, column] = jacr[row, joint]
+        for row in range(count):
+            mass_matrix[row, column] = mass[joint_qvel[row], joint]
+        arm_bias[column], joint_vel[column] = bias[joint], qvel[joint]
+        joint_pos[column] = qpos[joint_qpos[column]]
+    torques = osc_torques(
+        site_pos, site_mat.reshape((3, 3)), jac_pos, jac_ori, jac_full, ee_pos_vel, ee_ori_vel, mass_matrix,
+        arm_bias, joint_pos, joint_vel, goal_pos, goal_ori, initial_joint, kp, kd, low, high,
+    )  # fmt: skip
+    for index in range(count):
+        ctrl[torque_actuators[index]] = torques[index]
+    for index in range(finger.size):
+        finger[index] = min(max(finger[index] + finger_step[index], -1.0), 1.0)
+        ctrl[finger_actuators[index]] = finger_bias[index] + finger_weight[index] * finger[index]

@@ -13,7 +13,7 @@ import copy
 import mujoco
 import numpy as np
 
-from rlt_gym.libero.culling import Culling, geom_records, without_meshes
+from rlt_gym.libero.culling import Culling, can_cull, without_meshes
 
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 
@@ -77,16 +77,18 @@ class Renderer:
         mujoco.mj_kinematics(self._viz, self._data)
         mujoco.mj_camlight(self._viz, self._data)
         self._update_scene()
-        import os
         self._culling: Culling | None = None
-        if geom_records(self._scene) is not None and os.environ.get("CULL","1")=="1":
-            restore = without_meshes(self._viz, self._scene)
-            self._context = mujoco.MjrContext(self._viz, mujoco.mjtFontScale.mjFONTSCALE_150)
-            restore()
-            self._culling = Culling(self._viz, self._context, self._scene)
-        else:
-            self._context = mujoco.MjrContext(self._viz, mujoco.mjtFontScale.mjFONTSCALE_150)
+        self._context = self._make_context()
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+
+    def _make_context(self) -> mujoco.MjrContext:
+        if not can_cull(self._viz, self._scene):
+            return mujoco.MjrContext(self._viz, mujoco.mjtFontScale.mjFONTSCALE_150)
+        restore = without_meshes(self._viz, self._scene)  # each cluster of them becomes a display list instead
+        context = mujoco.MjrContext(self._viz, mujoco.mjtFontScale.mjFONTSCALE_150)
+        restore()
+        self._culling = Culling(self._viz, context, self._scene)
+        return context
 
     def _update_scene(self) -> None:
         mujoco.mjv_updateScene(

@@ -6,6 +6,7 @@ two of three forward passes a substep, Python controller code, observables and p
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from libero.libero.envs.env_wrapper import ControlEnv
 from robosuite.controllers.osc import OperationalSpaceController
 from robosuite.utils.control_utils import set_goal_orientation, set_goal_position
 
-from rlt_gym.libero.osc import osc_torques
+from rlt_gym.libero.osc import drive
 from rlt_gym.libero.render import CAMERAS, KINEMATICS, Renderer
 from rlt_gym.libero.tasks import episode_seed, get_task, load_init_states
 
@@ -71,29 +72,37 @@ class LiberoSimulator:
             camera_widths=image_size,
         )
         self.problem = self.env.env
-        self._check_assumptions()
         self.model = self.problem.sim.model._model
         self.data = self.problem.sim.data._data
         self._bind()
+        #: Whether control steps run through the compiled controller or through robosuite's own loop.
+        self.compiled = self._is_default_controller()
+        if not self.compiled:
+            warnings.warn(
+                "LIBERO's controller is not the OSC_POSE delta controller at 20 Hz that rlt compiles: control steps "
+                "run through robosuite's own loop, the same states some four times slower. The defaults are in "
+                "robosuite's controllers/config/osc_pose.json.",
+                stacklevel=2,
+            )
         self._renderer: Renderer | None = None
         self._image_size, self._render_quality = image_size, render
         self._sample: dict[str, np.ndarray] = {}
         self._fresh = False
 
-    def _check_assumptions(self) -> None:
+    def _is_default_controller(self) -> bool:
         """The compiled controller is right for LIBERO's default controller only."""
         controller = self.problem.robots[0].controller
-        settings = (
-            isinstance(controller, OperationalSpaceController),
-            controller.impedance_mode == "fixed",
-            controller.use_delta and controller.use_ori and controller.uncoupling,
-            controller.interpolator_pos is None and controller.interpolator_ori is None,
-            self.problem.control_freq == 20,
+        return (
+            len(self.problem.robots) == 1
+            and isinstance(controller, OperationalSpaceController)
+            and controller.impedance_mode == "fixed"
+            and controller.use_delta
+            and controller.use_ori
+            and controller.uncoupling
+            and controller.interpolator_pos is None
+            and controller.interpolator_ori is None
+            and self.problem.control_freq == 20
         )
-        if not all(settings):
-            raise RuntimeError(
-                "LIBERO's controller is not the OSC_POSE delta controller at 20 Hz this worker relies on"
-            )
 
     def _bind(self) -> None:
         """Look names up once instead of at each of 25 substeps."""
@@ -109,10 +118,15 @@ class LiberoSimulator:
         self._eef_site = sim.model.site_name2id(robot.gripper.important_sites["grip_site"])
         self._eef_body = sim.model.body_name2id(robot.robot_model.eef_name)
         self._torque_low, self._torque_high = (np.asarray(limit, dtype=np.float64) for limit in robot.torque_limits)
+        self._speed = np.array([-1.0, 1.0]) * robot.gripper.speed
         self._jacp = np.zeros((3, self.model.nv))
         self._jacr = np.zeros((3, self.model.nv))
         self._mass = np.zeros((self.model.nv, self.model.nv))
         self._substeps = int(self.problem.control_timestep / self.problem.model_timestep)
+        # Each access to a field of MjData makes a new array; these share its memory, which never moves.
+        data = self.data
+        self._state = (data.qfrc_bias, data.qpos, data.qvel)
+        self._site = (data.site_xpos[self._eef_site], data.site_xmat[self._eef_site])
 
     # ------------------------------------------------------------------ episodes
 
@@ -165,33 +179,63 @@ class LiberoSimulator:
 
     def _control_step(self, action: np.ndarray) -> bool:
         """One control step (50 ms); returns whether the goal is reached."""
+        if self.compiled:
+            self._compiled_step(action)
+        else:
+            self._stock_substeps(action, 0, self._substeps)
+        self._fresh = False
+        success = bool(self.problem._check_success())
+        self.problem._post_process()
+        return success
+
+    def _stock_substeps(self, action: np.ndarray, start: int, stop: int) -> None:
+        """The loop of robosuite's ``MujocoEnv.step``, without observables."""
+        for substep in range(start, stop):
+            self.problem.sim.forward()
+            self.problem._pre_action(action, substep == 0)
+            self.problem.sim.step()
+            if substep == self._substeps - 2:
+                self._take_sample()
+
+    def _take_sample(self) -> None:
+        self._sample = {name: np.array(getattr(self.data, name)) for name in KINEMATICS}
+
+    def _compiled_step(self, action: np.ndarray) -> None:
         robot = self.problem.robots[0]
         controller, gripper = robot.controller, robot.gripper
         start = 0
         if self._fresh:
             # After a reset the controller still holds the pose from before `set_init_state` (its `new_update` flag is
             # down) and uses it for the goal and for one substep. Stock code reproduces that exactly.
-            self.problem.sim.forward()
-            self.problem._pre_action(action, True)
-            self.problem.sim.step()
-            self._fresh = False
             start = 1
-        finger = gripper.current_action
-        finger_step = np.array([-1.0, 1.0]) * gripper.speed * np.sign(action[6:])
+            self._stock_substeps(action, 0, start)
+        model, data = self.model, self.data
+        jacp, jacr, mass, (bias, qpos, qvel) = self._jacp, self._jacr, self._mass, self._state
+        ctrl = data.ctrl
+        finger = np.array(gripper.current_action, dtype=np.float64)
+        finger_step = self._speed * np.sign(action[6:])
+        settings: tuple = ()
         for substep in range(start, self._substeps):
-            mujoco.mj_step1(self.model, self.data)
+            mujoco.mj_step1(model, data)
             if substep == 0:
                 self._set_goal(controller, action[:6])
-            self.data.ctrl[self._torque_actuators] = self._torques(controller)
-            finger = np.clip(finger + finger_step, -1.0, 1.0)
-            self.data.ctrl[self._finger_actuators] = self._finger_bias + self._finger_weight * finger
-            mujoco.mj_step2(self.model, self.data)
+            if not settings:
+                settings = (
+                    controller.goal_pos, controller.goal_ori, controller.initial_joint, controller.kp, controller.kd,
+                    self._torque_low, self._torque_high, self._torque_actuators, finger, finger_step,
+                    self._finger_actuators, self._finger_bias, self._finger_weight,
+                )  # fmt: skip
+            mujoco.mj_jacSite(model, data, jacp, jacr, self._eef_site)
+            mujoco.mj_fullM(model, mass, data.qM)
+            # The velocities by numpy's BLAS, as robosuite has it; the rest by the BLAS that numba calls.
+            drive(
+                ctrl, *self._site, jacp, jacr, np.dot(jacp, qvel), np.dot(jacr, qvel), mass, bias, qpos, qvel,
+                self._joint_qpos, self._joint_qvel, *settings,
+            )  # fmt: skip
+            mujoco.mj_step2(model, data)
             if substep == _SAMPLED_SUBSTEP:
-                self._sample = {name: np.array(getattr(self.data, name)) for name in KINEMATICS}
+                self._take_sample()
         gripper.current_action = finger
-        success = bool(self.problem._check_success())
-        self.problem._post_process()
-        return success
 
     def _set_goal(self, controller, action: np.ndarray) -> None:
         delta = controller.scale_action(action)
@@ -201,33 +245,6 @@ class LiberoSimulator:
         if np.any(delta[3:] != 0.0):
             controller.goal_ori = set_goal_orientation(delta[3:], rotation, controller.orientation_limits)
         controller.goal_pos = set_goal_position(delta[:3], position, controller.position_limits)
-
-    def _torques(self, controller) -> np.ndarray:
-        data = self.data
-        mujoco.mj_jacSite(self.model, data, self._jacp, self._jacr, self._eef_site)
-        mujoco.mj_fullM(self.model, self._mass, data.qM)
-        joints = self._joint_qvel
-        # Column-major, because robosuite's fancy indexing makes them so and BLAS rounds differently otherwise.
-        return osc_torques(
-            data.site_xpos[self._eef_site],
-            data.site_xmat[self._eef_site].reshape(3, 3),
-            np.asfortranarray(self._jacp[:, joints]),
-            np.asfortranarray(self._jacr[:, joints]),
-            np.asfortranarray(np.concatenate((self._jacp, self._jacr))[:, joints]),
-            np.dot(self._jacp, data.qvel),
-            np.dot(self._jacr, data.qvel),
-            np.asfortranarray(self._mass[joints[:, None], joints]),
-            data.qfrc_bias[joints],
-            data.qpos[self._joint_qpos],
-            data.qvel[joints],
-            controller.goal_pos,
-            controller.goal_ori,
-            controller.initial_joint,
-            controller.kp,
-            controller.kd,
-            self._torque_low,
-            self._torque_high,
-        )
 
     # ------------------------------------------------------------------ observations
 
