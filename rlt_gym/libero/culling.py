@@ -232,7 +232,7 @@ class Culling:
         axis = np.einsum("nij,nj->ni", rotation, self._axis)
         bounds = (centre, self._radius, axis, self._sine)
         eye, planes = _view(self._scene)
-        shown = _seen(eye, planes, *bounds)
+        shown = seen(eye, planes, *bounds)
         mirrored = np.zeros_like(shown)
         mirror = _mirror_of(geoms)
         if mirror is not None:
@@ -243,7 +243,7 @@ class Culling:
             else:  # outside the picture: without any reflectance there is no second drawing
                 geoms["reflectance"] = 0.0
             if reflected is not None:
-                mirrored = _seen(*reflected, *bounds)
+                mirrored = seen(*reflected, *bounds)
                 if geoms["type"][mirror] == _PLANE:  # its list is drawn in both rounds and cannot tell them apart
                     shown = mirrored = shown | mirrored
         GL.glListBase(self._shown)
@@ -274,7 +274,7 @@ class Culling:
 
 
 def _is_mesh(geoms: np.ndarray) -> np.ndarray:
-    """Opaque meshes, not convex hulls. Transparent triangles must be drawn in their order, so they stay in one piece."""
+    """Opaque meshes, no convex hulls. Transparent triangles must keep their order: such meshes stay in one piece."""
     return (
         (geoms["type"] == _MESH)
         & (geoms["dataid"] >= 0)
@@ -364,7 +364,7 @@ def _view(scene: mujoco.MjvScene) -> tuple[np.ndarray, np.ndarray]:
     return eye, planes
 
 
-def _seen(eye, planes, centre, radius, axis, sine) -> np.ndarray:
+def seen(eye, planes, centre, radius, axis, sine) -> np.ndarray:
     """Which spheres touch the view and do not turn their back to it, bool (n,)."""
     inside = (centre @ planes[:, :3].T + planes[:, 3] > -radius[:, None]).all(axis=1)
     ray = centre - eye

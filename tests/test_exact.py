@@ -1,0 +1,131 @@
+"""Physics and pictures equal those of stock LIBERO, live and bit for bit.
+
+``pytest -m exact`` plays two episodes of 300 control steps (or the expert's way to success) of eleven tasks, on the
+official assets where ``RLT_LIBERO_ASSETS`` names them and on the embedded ones. The default run plays a short slice.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).parent / "compare_with_stock.py"
+ASSETS = ["embedded", pytest.param("official", marks=pytest.mark.official)]
+
+#: Over all four suites; with drawers (goal 0, 3, spatial 4, libero_10 3), stove (goal 1, 7, libero_10 2) and experts.
+CASES = [
+    ("libero_goal", 0, False),
+    ("libero_goal", 1, True),
+    ("libero_goal", 3, False),
+    ("libero_goal", 7, False),
+    ("libero_spatial", 3, False),
+    ("libero_spatial", 4, False),
+    ("libero_object", 1, False),
+    ("libero_object", 6, False),
+    ("libero_10", 2, False),
+    ("libero_10", 3, False),
+    ("libero_10", 7, False),
+]
+
+
+def compare(suite: str, task: int, assets: str, *options: str) -> dict:
+    if assets == "official" and not os.environ.get("RLT_LIBERO_ASSETS"):
+        pytest.skip("RLT_LIBERO_ASSETS is not set")
+    command = [sys.executable, str(SCRIPT), suite, str(task), "--assets", assets, *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "identical" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
+    summary = json.loads(done.stdout.split("identical ")[1])
+    print(summary)
+    assert summary["largest_difference"] == 0.0
+    return summary
+
+
+@pytest.mark.exact
+@pytest.mark.sim
+@pytest.mark.parametrize("assets", ASSETS)
+@pytest.mark.parametrize(("suite", "task", "expert"), CASES)
+def test_two_episodes_equal_stock(suite, task, expert, assets):
+    summary = compare(suite, task, assets, *(["--expert"] if expert else []))
+    assert summary["objects_moved"] > 0.005
+    assert summary["success"] or not expert
+
+
+@pytest.mark.sim
+def test_a_short_run_equals_stock():
+    """Two episodes on one simulator: the soft reset must not remember the first one."""
+    summary = compare("libero_goal", 1, "embedded", "--steps", "40")
+    assert summary["steps"] == 80
+
+
+@pytest.mark.sim
+@pytest.mark.official
+def test_a_short_run_on_official_meshes_equals_stock():
+    """Meshes are cut into clusters and culled, and the stove is a mirror: the pictures must not tell."""
+    assert compare("libero_goal", 0, "official", "--steps", "16", "--episodes", "1")["steps"] == 16
+
+
+# ---------------------------------------------------------------- culling, without a simulator
+
+
+def test_clusters_hold_every_triangle_once():
+    from rlt_gym.libero.culling import split_faces
+
+    rng = np.random.default_rng(0)
+    normals = rng.normal(size=(1000, 3))
+    normals /= np.linalg.norm(normals, axis=1, keepdims=True)
+    groups = split_faces(rng.normal(size=(1000, 3)), normals, 64)
+    assert max(map(len, groups)) <= 64
+    assert np.array_equal(np.sort(np.concatenate(groups)), np.arange(1000))
+
+
+def test_a_cluster_is_dropped_only_if_each_of_its_triangles_looks_away():
+    from rlt_gym.libero.culling import cluster_bounds, seen
+
+    rng = np.random.default_rng(1)
+    everywhere = np.array([[0.0, 0.0, 0.0, 1.0]])  # a plane that everything is in front of
+    dropped = 0
+    for _ in range(300):
+        middle = rng.normal(size=3)
+        corners = middle + 0.1 * rng.normal(size=(1, 3)) + 0.2 * rng.normal(size=(8, 3, 3)) * [1, 1, 0.05]
+        normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+        normals[normals[:, 2] < 0] *= -1  # they look up, more or less
+        normals /= np.linalg.norm(normals, axis=1, keepdims=True)
+        eye = 3 * rng.normal(size=3)
+        centre, radius, axis, sine = cluster_bounds(corners, normals)
+        kept = seen(eye, everywhere, centre[None], np.array([radius]), axis[None], np.array([sine]))[0]
+        if not kept:
+            dropped += 1
+            assert (np.einsum("tki,ti->tk", corners - eye, normals) > 0).all()
+    assert dropped > 20
+
+
+@pytest.mark.sim
+def test_an_unknown_controller_runs_through_robosuites_loop():
+    """In a process of its own, since importing LIBERO changes it."""
+    code = """
+import warnings
+import numpy as np
+from rlt_gym.assets import resolve_assets
+from rlt_gym.libero.bootstrap import prepare_libero
+prepare_libero(resolve_assets("embedded").path)
+from rlt_gym.libero.simulator import LiberoSimulator
+actions = np.random.default_rng(0).uniform(-1, 1, (10, 7))
+def play(simulator):
+    simulator.reset("eval", 0, observe=False)
+    proprio = simulator.step_chunk(actions, observe=False).observation["proprio"]
+    return np.concatenate([simulator.data.qpos, simulator.data.qvel, proprio])
+expected = play(LiberoSimulator("libero_goal", 1))
+LiberoSimulator._is_default_controller = lambda self: False
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    simulator = LiberoSimulator("libero_goal", 1)
+assert any("robosuite's own loop" in str(w.message) for w in caught), caught
+assert np.array_equal(play(simulator), expected)
+print("same states")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "same states" in done.stdout, done.stderr[-2000:]
