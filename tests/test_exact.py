@@ -129,3 +129,32 @@ print("same states")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "same states" in done.stdout, done.stderr[-2000:]
+
+
+# ---------------------------------------------------------------- coarse meshes, without a simulator
+
+
+def test_coarse_meshes_stay_close_and_keep_their_orientation():
+    from rlt_gym.libero.decimate import cluster_vertices, kept_faces
+
+    # a sphere of radius 0.1 from a grid of latitudes and longitudes, triangles facing outwards
+    rings, around = 60, 120
+    polar, azimuth = np.linspace(0.01, np.pi - 0.01, rings), np.linspace(0, 2 * np.pi, around, endpoint=False)
+    polar, azimuth = (grid.ravel() for grid in np.meshgrid(polar, azimuth, indexing="ij"))
+    vertices = 0.1 * np.stack([np.sin(polar) * np.cos(azimuth), np.sin(polar) * np.sin(azimuth), np.cos(polar)], 1)
+    ring, turn = (grid.ravel() for grid in np.meshgrid(np.arange(rings - 1), np.arange(around), indexing="ij"))
+    a, b = ring * around + turn, ring * around + (turn + 1) % around
+    faces = np.concatenate([np.stack([a, a + around, b], 1), np.stack([b, a + around, b + around], 1)])
+
+    number, moved = cluster_vertices(vertices, 0.01)
+    assert np.linalg.norm(moved - vertices, axis=1).max() < 0.01 * np.sqrt(3)
+    for cell in np.unique(number)[:20]:
+        assert np.allclose(moved[number == cell], vertices[number == cell].mean(axis=0))
+    keep = kept_faces(number[faces])
+    assert len(keep) < 0.35 * len(faces)
+    corners = moved[faces[keep]]
+    normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    outwards = np.einsum("ni,ni->n", normals, corners.mean(axis=1)) > 0
+    assert outwards.mean() > 0.97
+    kinds = {tuple(np.roll(c, -int(np.argmin(c)))) for c in number[faces].tolist() if len(set(c)) == 3}
+    assert len(kinds) == len(keep)

@@ -16,6 +16,7 @@ When the mirror itself is outside the picture, there is no second drawing at all
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mujoco
@@ -178,7 +179,7 @@ class Culling:
         self._shown, self._mirrored = GL.glGenLists(ngeom), GL.glGenLists(ngeom)
         self._wrappers = GL.glGenLists(ngeom)
         for index in range(ngeom):
-            _compile_list(self._wrappers + index, lambda i=index: _call([i]))
+            _compile_list(self._wrappers + index, partial(_call, [index]))
         self._end = GL.glGenLists(1)
         _compile_list(self._end, lambda: GL.glListBase(self._shown))
         self._planes = GL.glGenLists(context.rangePlane)
@@ -190,7 +191,7 @@ class Culling:
 
         _compile_list(self._planes, mirror)
         for plane in range(1, context.rangePlane):
-            _compile_list(self._planes + plane, lambda p=plane: GL.glCallList(self._own_planes + p))
+            _compile_list(self._planes + plane, partial(GL.glCallList, self._own_planes + plane))
         context.basePlane = self._planes
 
     def _collect(self, geoms: np.ndarray) -> None:
@@ -255,7 +256,7 @@ class Culling:
             part = slice(self._starts[index], self._starts[index + 1])
             lists = self._lists[part]
             for base, chosen in ((self._shown, shown[part]), (self._mirrored, mirrored[part])):
-                _compile_list(base + int(index), lambda ids=lists[chosen] - base: _call(ids))
+                _compile_list(base + int(index), partial(_call, lists[chosen] - base))
         geoms["dataid"][self._split] = self._wrappers + np.flatnonzero(self._split) - self._context.baseMesh
         drawn = geoms[keep]
         count = len(drawn)

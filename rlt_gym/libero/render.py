@@ -1,19 +1,24 @@
 """Off-screen pictures of one MuJoCo model, without robosuite's per-step look-ups.
 
-``quality="exact"`` draws what LIBERO draws, bit for bit: the same scene, options, multisampling and camera.
-``quality="fast"`` is for training on a CPU, where drawing is bound by triangles: the robot (135 k triangles of the
-197 k of a scene) is drawn by its collision hulls and multisampling is off. States are not touched: both changes are
-made in a copy of the model that only the viewer sees.
+``quality="exact"`` draws what LIBERO draws, bit for bit: the same scene, options, multisampling and camera, less what
+cannot reach the picture (:mod:`rlt_gym.libero.culling`).
+``quality="fast"`` is for training on a CPU, where drawing is bound by triangles: multisampling is off, and meshes are
+coarser (:mod:`rlt_gym.libero.decimate`). Where nothing but the robot has meshes, which is so with the embedded assets,
+the robot is drawn by its collision hulls instead. Reflections stay, since without them colours change. States are not
+touched: all this is done in a copy of the model that only the viewer sees.
 """
 
 from __future__ import annotations
 
 import copy
+import warnings
 
 import mujoco
 import numpy as np
+from OpenGL.error import GLError
 
 from rlt_gym.libero.culling import Culling, can_cull, without_meshes
+from rlt_gym.libero.decimate import decimate
 
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 
@@ -42,6 +47,18 @@ def _robot_drawn_by_hulls(model: mujoco.MjModel) -> None:
             model.geom_rgba[geom] = _HAND_COLOUR if body.startswith("gripper0_") else _LINK_COLOUR
 
 
+def _visual_meshes(model: mujoco.MjModel) -> tuple[list[int], bool]:
+    """
+    :return: Ids of the meshes that are drawn, and whether they are all the robot's.
+    """
+    meshes, robot_only = set(), True
+    for geom in range(model.ngeom):
+        if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_MESH and model.geom_group[geom] in (1, 2):
+            meshes.add(int(model.geom_dataid[geom]))
+            robot_only &= model.body(model.geom_bodyid[geom]).name.startswith(_ROBOT_PREFIXES)
+    return sorted(meshes), bool(robot_only)
+
+
 class Renderer:
     """
     Owns one GL context and one scene. Use from one thread; one per process is the safe number, since robosuite's and
@@ -57,9 +74,14 @@ class Renderer:
         self._viz = copy.copy(model)
         self._viz.vis.global_.offwidth = max(size, 256)
         self._viz.vis.global_.offheight = max(size, 256)
+        hulls = False
         if quality == "fast":
-            _robot_drawn_by_hulls(self._viz)
             self._viz.vis.quality.offsamples = 0
+            meshes, hulls = _visual_meshes(self._viz)
+            if hulls:
+                _robot_drawn_by_hulls(self._viz)
+            else:
+                decimate(self._viz, meshes)
         self._source = model
         self._data = mujoco.MjData(self._viz)
         side = max(size, 256)
@@ -67,7 +89,7 @@ class Renderer:
         self._gl.make_current()
         self._option = mujoco.MjvOption()
         self._option.geomgroup[0] = 0
-        if quality == "fast":  # one link's collision mesh has 12.5 k triangles, its hull 300
+        if hulls:  # one link's collision mesh has 12.5 k triangles, its hull 300
             self._option.flags[mujoco.mjtVisFlag.mjVIS_CONVEXHULL] = 1
         self._perturb = mujoco.MjvPerturb()
         self._camera = mujoco.MjvCamera()
@@ -87,7 +109,12 @@ class Renderer:
         restore = without_meshes(self._viz, self._scene)  # each cluster of them becomes a display list instead
         context = mujoco.MjrContext(self._viz, mujoco.mjtFontScale.mjFONTSCALE_150)
         restore()
-        self._culling = Culling(self._viz, context, self._scene)
+        try:
+            self._culling = Culling(self._viz, context, self._scene)
+        except GLError as error:
+            warnings.warn(f"pictures are drawn in full, without culling: {error}", stacklevel=2)
+            context.free()
+            return mujoco.MjrContext(self._viz, mujoco.mjtFontScale.mjFONTSCALE_150)
         return context
 
     def _update_scene(self) -> None:
