@@ -184,11 +184,11 @@ def _scene_tree(scene: Scene) -> ET.Element:
     # "texplane" and "tex-wall" are the names whose file LIBERO's style code replaces.
     _add_paint(assets, scene.floor, folder, "2d", "texplane", texrepeat="3 3", texuniform="true")
     _add_paint(assets, scene.wall, folder, "2d", "tex-wall", texrepeat="2 2", texuniform="true")
-    for name in (scene.table, scene.legs):
-        if name is not None:
+    seen = {scene.floor, scene.wall}
+    for name in (scene.table, scene.legs, *_paints((Part("", scene.walls), *scene.furniture))):
+        if name is not None and name not in seen:
             _add_paint(assets, name, folder, "cube", f"tex_{name}")
-    for name in _paints(scene.furniture):
-        _add_paint(assets, name, folder, "cube", f"tex_{name}")
+            seen.add(name)
     world = _element(root, "worldbody")
     _element(
         _element(world, "body", name="floor") if scene.floor_body else world,

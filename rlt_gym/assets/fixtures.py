@@ -8,13 +8,16 @@ from rlt_gym.assets.schema import Asset, Joint, Lamp, Part, Region
 from rlt_gym.assets.shapes import Box, Cylinder, Prism, Shape, Vec3, slab, turn
 
 
-def _drawer(level: str, region_z: float, centre_z: float) -> Part:
+def _drawer(level: str, region_z: float, centre_z: float, case: str, front: str, handle: str) -> Part:
     """
     A hollow drawer that opens towards -y, with a handle whose gap takes a finger of the gripper.
 
     :param level: ``"top"``, ``"middle"`` or ``"bottom"``.
     :param region_z: z of the centre of its region.
     :param centre_z: z of the centre of its front.
+    :param case: Paint of its box.
+    :param front: Paint of its front.
+    :param handle: Paint of its handle.
     :return: The part.
     """
     z = centre_z
@@ -22,16 +25,16 @@ def _drawer(level: str, region_z: float, centre_z: float) -> Part:
     return Part(
         f"cabinet_{level}",
         shapes=(
-            slab("dark_wood", (-0.1060, -0.0780, z - 0.0338), (0.1127, -0.0648, z + 0.0338), shown=False),
+            slab(case, (-0.1060, -0.0780, z - 0.0338), (0.1127, -0.0648, z + 0.0338), shown=False),
             # Drawn smaller than it is: the dark joints between the fronts show that there are three drawers.
-            slab("drawer_wood", (-0.1020, -0.0780, z - 0.0305), (0.1087, -0.0648, z + 0.0305), solid=False),
-            slab("dark_wood", (-0.1034, 0.0872, floor + 0.0003), (0.1101, 0.0943, z + 0.0326)),
-            slab("dark_wood", (-0.1046, -0.0704, floor + 0.0008), (-0.0992, 0.0925, z + 0.0321)),
-            slab("dark_wood", (0.1063, -0.0704, floor + 0.0008), (0.1114, 0.0925, z + 0.0321)),
-            slab("dark_wood", (-0.1035, -0.0705, floor), (0.1104, 0.0914, floor + 0.0081)),
-            slab("bright_steel", (-0.0472, -0.1093, z - 0.0072), (0.0417, -0.0985, z + 0.0088)),
-            slab("bright_steel", (0.0310, -0.0990, z - 0.0047), (0.0400, -0.0770, z + 0.0063)),
-            slab("bright_steel", (-0.0455, -0.0990, z - 0.0047), (-0.0365, -0.0770, z + 0.0063)),
+            slab(front, (-0.1020, -0.0780, z - 0.0305), (0.1087, -0.0648, z + 0.0305), solid=False),
+            slab(case, (-0.1034, 0.0872, floor + 0.0003), (0.1101, 0.0943, z + 0.0326)),
+            slab(case, (-0.1046, -0.0704, floor + 0.0008), (-0.0992, 0.0925, z + 0.0321)),
+            slab(case, (0.1063, -0.0704, floor + 0.0008), (0.1114, 0.0925, z + 0.0321)),
+            slab(case, (-0.1035, -0.0705, floor), (0.1104, 0.0914, floor + 0.0081)),
+            slab(handle, (-0.0472, -0.1093, z - 0.0072), (0.0417, -0.0985, z + 0.0088)),
+            slab(handle, (0.0310, -0.0990, z - 0.0047), (0.0400, -0.0770, z + 0.0063)),
+            slab(handle, (-0.0455, -0.0990, z - 0.0047), (-0.0365, -0.0770, z + 0.0063)),
         ),
         sites=(Region(f"{level}_region", (0.02993, 0.07561, 0.10224), (0.00328, 0.01128, region_z), turn(y=90)),),
         joint=Joint(f"{level}_level", "slide", (0.0, 1.0, 0.0), (-0.16, 0.01), damping=50.0),
@@ -39,37 +42,49 @@ def _drawer(level: str, region_z: float, centre_z: float) -> Part:
     )
 
 
-def _cabinet_shelf(top: float) -> Box:
+def _cabinet_shelf(top: float, case: str) -> Box:
     # Begins behind the fronts of the drawers, which reach a little below it.
-    return slab("dark_wood", (-0.1078, -0.0630, top - 0.0022), (0.1157, 0.1082, top))
+    return slab(case, (-0.1078, -0.0630, top - 0.0022), (0.1157, 0.1082, top))
 
 
-WOODEN_CABINET = Asset(
-    "articulated_objects/wooden_cabinet.xml",
-    parts=(
-        Part(
-            "base",
-            shapes=(
-                slab("dark_wood", (-0.1173, -0.0788, -0.0050), (-0.1072, 0.1117, 0.2201)),
-                slab("dark_wood", (0.1140, -0.0788, -0.0050), (0.1242, 0.1117, 0.2201)),
-                slab("dark_wood", (-0.1173, 0.1074, -0.0050), (0.1242, 0.1117, 0.2201)),
-                slab("dark_wood", (-0.1173, -0.0735, -0.0050), (0.1242, 0.1100, 0.0104)),
-                slab("dark_wood", (-0.1234, -0.0788, 0.2190), (0.1312, 0.1117, 0.2230)),
-                _cabinet_shelf(0.1505),
-                _cabinet_shelf(0.0804),
-            ),
-            sites=(Region("top_side", (0.12534, 0.09438, 0.00147), (0.00354, 0.01567, 0.22152)),),
-            parts=(
-                _drawer("top", 0.18563, 0.1831),
-                _drawer("middle", 0.11690, 0.1134),
-                _drawer("bottom", 0.04701, 0.0448),
+def _cabinet(name: str, case: str, front: str, handle: str) -> Asset:
+    """
+    :param name: Name of LIBERO's fixture.
+    :param case: Paint of the case.
+    :param front: Paint of the drawers' fronts.
+    :param handle: Paint of the handles.
+    :return: A cabinet of three drawers that open towards -y.
+    """
+    return Asset(
+        f"articulated_objects/{name}.xml",
+        parts=(
+            Part(
+                "base",
+                shapes=(
+                    slab(case, (-0.1173, -0.0788, -0.0050), (-0.1072, 0.1117, 0.2201)),
+                    slab(case, (0.1140, -0.0788, -0.0050), (0.1242, 0.1117, 0.2201)),
+                    slab(case, (-0.1173, 0.1074, -0.0050), (0.1242, 0.1117, 0.2201)),
+                    slab(case, (-0.1173, -0.0735, -0.0050), (0.1242, 0.1100, 0.0104)),
+                    slab(case, (-0.1234, -0.0788, 0.2190), (0.1312, 0.1117, 0.2230)),
+                    _cabinet_shelf(0.1505, case),
+                    _cabinet_shelf(0.0804, case),
+                ),
+                sites=(Region("top_side", (0.12534, 0.09438, 0.00147), (0.00354, 0.01567, 0.22152)),),
+                parts=(
+                    _drawer("top", 0.18563, 0.1831, case, front, handle),
+                    _drawer("middle", 0.11690, 0.1134, case, front, handle),
+                    _drawer("bottom", 0.04701, 0.0448, case, front, handle),
+                ),
             ),
         ),
-    ),
-    bottom=-0.045,
-    top=0.045,
-    radius=0.045,
-)
+        bottom=-0.045,
+        top=0.045,
+        radius=0.045,
+    )
+
+
+WOODEN_CABINET = _cabinet("wooden_cabinet", "dark_wood", "drawer_wood", "bright_steel")
+WHITE_CABINET = _cabinet("white_cabinet", "white_lacquer", "cabinet_front", "charcoal")
 
 FLAT_STOVE = Asset(
     "articulated_objects/flat_stove.xml",
@@ -152,4 +167,93 @@ WINE_RACK = Asset(
         slab("red_wood", (-0.0900, -0.1240, -0.0200), (0.0900, 0.1290, 0.0111)),
     ),
     sites=(Region("top_region", (0.10087, 0.02200, 0.00251), (0.0, -0.08003, 0.21745), (0.8549119, -0.5187733, 0, 0)),),
+)
+
+MICROWAVE = Asset(
+    "articulated_objects/microwave.xml",
+    shapes=(
+        slab("charcoal", (-0.1725, -0.0881, 0.0), (-0.1435, 0.1110, 0.1870)),
+        slab("charcoal", (0.0635, -0.0881, 0.0), (0.1725, 0.1110, 0.1870)),
+        slab("charcoal", (-0.1440, 0.0805, 0.0), (0.0640, 0.1105, 0.1870)),
+        slab("charcoal", (-0.1440, -0.0880, 0.1680), (0.0640, 0.0810, 0.1870)),
+        slab("charcoal", (-0.1440, -0.0880, 0.0), (0.0640, 0.0810, 0.0240)),
+        slab("steel", (-0.1430, -0.0870, 0.0235), (0.0630, 0.0805, 0.0243), solid=False),
+        # Control panel: display, two rows of buttons, the knob.
+        slab("black", (0.0885, -0.1105, 0.0), (0.1725, -0.0865, 0.1870)),
+        slab("display", (0.1000, -0.1108, 0.1450), (0.1600, -0.1100, 0.1680), solid=False),
+        *(
+            slab("steel", (x, -0.1108, z), (x + 0.016, -0.1100, z + 0.014), solid=False)
+            for x in (0.1000, 0.1220, 0.1440)
+            for z in (0.1160, 0.0940)
+        ),
+        Prism("bright_steel", (0.1300, -0.1105, 0.0500), turn(x=90), solid=False, apothem=0.0200, height=0.0040),
+    ),
+    sites=(
+        Region("top_side", (0.12, 0.0835, 0.005), (0.0, 0.01, 0.2)),
+        Region("heating_region", (0.12, 0.0835, 0.08), (0.0, 0.01, 0.096)),
+    ),
+    parts=(
+        Part(
+            "microdoorroot",
+            shapes=(
+                slab("black", (0.0020, -0.0250, -0.0925), (0.2590, -0.0020, 0.0925)),
+                slab("smoked_glass", (0.0350, -0.0254, -0.0640), (0.2130, -0.0015, 0.0640), solid=False),
+                Prism("bright_steel", (0.2375, -0.0540, -0.0750), apothem=0.0095, height=0.1500),
+                slab("bright_steel", (0.2300, -0.0540, 0.0570), (0.2450, -0.0240, 0.0730)),
+                slab("bright_steel", (0.2300, -0.0540, -0.0730), (0.2450, -0.0240, -0.0570)),
+            ),
+            joint=Joint("microjoint", "hinge", (0.0, 0.0, 1.0), (-2.094, 0.0), damping=0.5),
+            pos=(-0.1725, -0.0880, 0.0960),
+            inertia=(0.26, (0.0064, 0.0017, 0.0060)),
+        ),
+    ),
+)
+
+# Compartments: two deep ones left and right, between them a back and a front one.
+DESK_CADDY = Asset(
+    "turbosquid_objects/desk_caddy/desk_caddy.xml",
+    shapes=(
+        slab("caddy_wood", (-0.0755, -0.2169, 0.0014), (0.0755, 0.2169, 0.0138)),
+        slab("caddy_wood", (0.0628, -0.2098, 0.0100), (0.0708, 0.2098, 0.1683)),
+        slab("caddy_wood", (-0.0706, -0.2156, 0.0100), (0.0706, -0.2032, 0.1674)),
+        slab("caddy_wood", (-0.0706, -0.0742, 0.0100), (0.0706, -0.0618, 0.1674)),
+        slab("caddy_wood", (-0.0709, -0.2098, 0.0100), (-0.0629, 0.2098, 0.0741)),
+        slab("caddy_wood", (-0.0709, -0.2150, 0.0700), (-0.0629, -0.0625, 0.1673)),
+        slab("dark_caddy_wood", (-0.0056, -0.0668, 0.0100), (0.0025, 0.0668, 0.0987)),
+        # The other two walls fall from back to front.
+        *(
+            shape
+            for y in (0.0707, 0.2085)
+            for shape in (
+                slab("caddy_wood", (-0.0706, y - 0.0036, 0.0100), (0.0706, y + 0.0036, 0.0785)),
+                slab("caddy_wood", (0.0000, y - 0.0036, 0.0700), (0.0690, y + 0.0036, 0.1090)),
+                slab("caddy_wood", (0.0400, y - 0.0036, 0.1000), (0.0690, y + 0.0036, 0.1400)),
+                Box("caddy_wood", (-0.0010, y, 0.0970), turn(y=-35), half=(0.0800, 0.0036, 0.0230)),
+            )
+        ),
+    ),
+    sites=(
+        Region("right_contain_region", (0.0620, 0.0622, 0.0605), (0.0063, -0.1434, 0.0656), turn(y=180)),
+        Region("left_contain_region", (0.0620, 0.0622, 0.0605), (0.0063, 0.1455, 0.0656), turn(y=180)),
+        Region("back_contain_region", (0.0278, 0.0622, 0.0605), (0.0336, -0.0006, 0.0856), turn(y=180)),
+        Region(
+            "front_contain_region", (0.0278, 0.0360, 0.0622), (-0.0310, -0.0006, 0.0405), (0, 0, 0.7071068, -0.7071068)
+        ),
+    ),
+)
+
+WOODEN_TWO_LAYER_SHELF = Asset(
+    "turbosquid_objects/wooden_two_layer_shelf/wooden_two_layer_shelf.xml",
+    shapes=(
+        slab("shelf_wood", (-0.1609, -0.0792, 0.0002), (-0.1475, 0.1117, 0.2070)),
+        slab("shelf_wood", (0.1568, -0.0792, 0.0002), (0.1702, 0.1117, 0.2070)),
+        slab("dark_shelf_wood", (-0.1604, 0.1071, 0.0002), (0.1662, 0.1117, 0.2070)),
+        slab("shelf_wood", (-0.1481, -0.0709, 0.0672), (0.1586, 0.1082, 0.0712)),
+        slab("shelf_wood", (-0.1708, -0.0790, 0.2057), (0.1807, 0.1117, 0.2106)),
+    ),
+    sites=(
+        Region("top_side", (0.1756, 0.0944, 0.0015), (0.0050, 0.0157, 0.2069)),
+        Region("top_region", (0.0674, 0.0856, 0.1509), (0.0054, 0.0169, 0.1367), turn(y=-90)),
+        Region("bottom_region", (0.0353, 0.0856, 0.1558), (0.0056, 0.0169, 0.0141), turn(y=90)),
+    ),
 )
