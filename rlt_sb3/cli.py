@@ -30,6 +30,11 @@ COMMANDS = {
         "frozen VLA evaluated, RL-token policy trained online, evaluated on the same states, report",
     ),
     "eval": ("rlt_sb3.config:EvalConfig", "rlt_sb3.eval_run:evaluate_run", "evaluate a model of a run"),
+    "assets": (
+        "rlt_gym.assets.command:AssetsConfig",
+        "rlt_gym.assets.command:assets",
+        "check, download, verify or draw (sheet) the assets of LIBERO's tasks",
+    ),
     "report": ("rlt_sb3.config:ReportConfig", "rlt_sb3.report:report", "write report.html of a run again"),
 }
 
@@ -76,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point.
 
     :param argv: arguments without the program's name
-    :return: exit status: 0, 2 for a wrong setting, 130 after an interrupt
+    :return: exit status: what the command returned if that is a number, else 0; 2 for a wrong setting, 130 after an
+        interrupt
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help", "help"):
@@ -93,14 +99,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         settings = parse(command, args)
-        _load(COMMANDS[command][1])(settings)
+        status = _load(COMMANDS[command][1])(settings)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return 130
     except (ValueError, FileNotFoundError) as error:
         print(f"rlt {command}: {error}", file=sys.stderr)
         return 2
-    return 0
+    return status if isinstance(status, int) else 0
 
 
 if __name__ == "__main__":

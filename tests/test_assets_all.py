@@ -5,6 +5,7 @@ A slice runs here; ``rlt assets verify`` and ``pytest -m all_tasks`` do it for a
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +15,27 @@ import pytest
 pytest.importorskip("libero")
 
 from rlt_gym.assets import embedded_assets
+from rlt_gym.assets.catalogue import CATALOGUE
+from rlt_gym.assets.command import AssetsConfig
+from rlt_gym.assets.fixtures import MICROWAVE
+from rlt_gym.assets.needed import missing_by_suite, task_entries
+from rlt_gym.assets.sheet import contact_sheet
 from rlt_gym.libero.bootstrap import prepare_libero
-from rlt_gym.libero.tasks import load_init_states
+from rlt_gym.libero.tasks import SUITE_HORIZONS, get_task, get_tasks, load_init_states
+from rlt_sb3.cli import main
 
-SLICE = (("libero_object", 0), ("libero_spatial", 4))
+# Drawer, stove and pot, microwave, caddy, shelf, tray: each fixture and each kind of predicate is in one of them.
+SLICE = (
+    ("libero_object", 0),
+    ("libero_spatial", 4),
+    ("libero_goal", 9),
+    ("libero_10", 2),
+    ("libero_10", 3),
+    ("libero_10", 5),
+    ("libero_10", 9),
+    ("libero_90", 42),
+    ("libero_90", 62),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +80,110 @@ def test_verification_sees_what_is_wrong() -> None:
         assert not bench.make_true(goal, tries=0)
     finally:
         bench.close()
+
+
+@pytest.mark.all_tasks
+@pytest.mark.sim
+@pytest.mark.parametrize("suite", SUITE_HORIZONS)
+def test_all_tasks_of_a_suite(suite: str, request: pytest.FixtureRequest) -> None:
+    if "all_tasks" not in request.config.option.markexpr:
+        pytest.skip("takes minutes: select it with -m all_tasks")
+    from rlt_gym.assets.verify import verify_task
+
+    problems = {task.name: verify_task(suite, task.task_id, states=(0, 25, 49)).problems for task in get_tasks(suite)}
+    assert {name: found for name, found in problems.items() if found} == {}
+
+
+# --- which files a task needs ---
+
+
+def test_catalogue_is_what_the_tasks_need() -> None:
+    used = {entry.path for suite in SUITE_HORIZONS for task in get_tasks(suite) for entry in task_entries(task)}
+    assert used == {entry.path for entry in CATALOGUE}
+
+
+def test_entries_of_a_task() -> None:
+    names = {Path(entry.path).stem for entry in task_entries(get_task("libero_goal", 0))}
+    assert names == {
+        "libero_tabletop_base_style", "wooden_cabinet", "flat_stove", "wine_rack",
+        "akita_black_bowl", "cream_cheese", "wine_bottle", "plate",
+    }  # fmt: skip
+
+
+def test_missing_files_are_found_with_their_tasks(
+    tmp_path: Path, pack: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "assets"
+    shutil.copytree(pack, folder)
+    assert main(["assets", "check", "--assets", str(folder)]) == 0
+    assert capsys.readouterr().out.count("tasks complete") == len(SUITE_HORIZONS)
+    (folder / MICROWAVE.path).unlink()
+    (folder / "textures" / "rlt_wicker.png").unlink()  # only the basket has it
+    missing = missing_by_suite(folder)
+    assert missing["libero_goal"] == missing["libero_spatial"] == {}
+    assert missing["libero_object"] == {i: ["textures/rlt_wicker.png"] for i in range(10)}
+    assert missing["libero_10"][9] == [MICROWAVE.path]
+    assert main(["assets", "check", "--assets", str(folder), "--suites", "[libero_object,libero_10]"]) == 1
+    out = capsys.readouterr().out
+    assert "0/10 tasks complete" in out and "6/10 tasks complete" in out
+    assert f"missing {MICROWAVE.path} (tasks 9)" in out
+    (folder / MICROWAVE.path).write_text("<mujoco>")
+    assert "no XML" in missing_by_suite(folder, ["libero_10"])["libero_10"][9][0]
+
+
+def test_check_stops_at_the_folder_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RLT_LIBERO_ASSETS", str(tmp_path))
+    assert main(["assets", "check", "--suites", "[libero_goal]"]) == 1
+    out = capsys.readouterr().out
+    assert "$RLT_LIBERO_ASSETS" in out and "0/10 tasks complete" in out and "rlt assets download" in out
+    assert "LIBERO's own folder" not in out
+
+
+def test_wrong_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["assets", "check", "--suites", "[libero_mars]"]) == 2
+    assert "libero_mars" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"1\.\.50"):
+        AssetsConfig("verify", states=0)
+
+
+@pytest.mark.sim
+def test_download_says_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The real function of LIBERO with a hub that cannot be reached, without the hub's client, and cut short."""
+    from libero.libero.utils import download_utils
+
+    monkeypatch.setattr(download_utils, "HUGGINGFACE_AVAILABLE", False)
+    assert main(["assets", "download"]) == 2
+    assert "pip install huggingface_hub" in capsys.readouterr().err
+
+    def unreachable(**kwargs: object) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(download_utils, "HUGGINGFACE_AVAILABLE", True)
+    monkeypatch.setattr(download_utils, "snapshot_download", unreachable, raising=False)
+    assert main(["assets", "download", "--folder", str(tmp_path / "new")]) == 2
+    err = capsys.readouterr().err
+    assert "no route" in err and "HF_ENDPOINT" in err and "RLT_LIBERO_ASSETS" in err
+
+    for name in ("articulated_objects", "stable_scanned_objects", "turbosquid_objects", "stable_hope_objects"):
+        (tmp_path / "half" / name).mkdir(parents=True)
+    assert main(["assets", "download", "--folder", str(tmp_path / "half")]) == 2
+    assert "incomplete" in capsys.readouterr().err
+
+
+# --- contact sheets ---
+
+
+def test_sheet_has_every_picture_in_its_place(tmp_path: Path) -> None:
+    pictures = [
+        (f"{i} a label of many words that does not fit", np.full((64, 64, 3), 40 * i, np.uint8)) for i in range(5)
+    ]
+    sheet = np.asarray(contact_sheet(pictures, columns=2))
+    assert sheet.shape == (3 * (64 + 30 + 4) + 4, 2 * (64 + 4) + 4, 3)
+    for i in range(5):
+        y, x = 4 + (i // 2) * 98, 4 + (i % 2) * 68
+        np.testing.assert_array_equal(sheet[y : y + 64, x : x + 64], pictures[i][1])
+        assert sheet[y + 64 : y + 94, x : x + 64].min() < 128  # the label

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rlt_gym.assets.shapes import turn
 from rlt_gym.libero.tasks import LiberoTask, get_task, load_init_states
 
 #: Limits of the joints of LIBERO's fixtures, in metres or radians, by the end of their name.
@@ -26,7 +27,7 @@ JOINT_RANGES = {
 #: Joint positions that make the unary predicates true, by the end of the joint's name.
 _OPEN = {"_level": -0.158, "_microjoint": -2.0}
 _CLOSED = {"_level": 0.003, "_microjoint": -0.001}
-_KNOB = {"turnon": 1.2, "turnoff": 0.0}
+_KNOB = {"turnon": 1.2, "turnoff": -0.003}
 _SECONDS_TO_REST = 1.0
 #: Height of the surface, in metres, by LIBERO's kind of arena: nothing may sink below it.
 _SURFACE = {"table": 0.9, "kitchen": 0.9, "floor": 0.0, "living_room": 0.4365, "study": 0.885}
@@ -173,30 +174,45 @@ class Bench:
             return np.array(self.problem.sim.data.get_site_xpos(name))
         return np.array(self.data.xpos[self.problem.obj_body_id[name]])
 
-    def _poses(self, name: str, target: np.ndarray) -> Iterator[np.ndarray]:
-        """Poses worth trying: low first, so that nothing falls far."""
+    def _orientation(self, name: str) -> np.ndarray:
+        """:return: Quaternion of the body of an object, of a fixture or of a region's owner."""
+        if name in self.problem.object_sites_dict:
+            parent = self.problem.object_sites_dict[name].parent_name
+            if self.problem.get_object(parent) is None:  # a region of the table
+                return np.array([1.0, 0.0, 0.0, 0.0])
+            name = parent
+        return np.array(self.data.xquat[self.problem.obj_body_id[name]])
+
+    def _columns(self, name: str, target: str) -> Iterator[list[np.ndarray]]:
+        """Poses worth trying: columns of rising height, as the object lies now and then as it may fit the target."""
         import mujoco
 
-        here = self.pose(name)[3:]
-        turns = [here]
-        for axis in ((0.0, 0.0, 1.0), (1.0, 0.0, 0.0), (0.0, 1.0, 0.0)):
-            quat = np.zeros(4)
-            for angle in (math.pi / 2, -math.pi / 2):
-                mujoco.mju_axisAngle2Quat(quat, np.array(axis), angle)
-                result = np.zeros(4)
-                mujoco.mju_mulQuat(result, quat, here)
-                turns.append(result)
+        place, frame = self._target(target), self._orientation(target)
+        turns = [self.pose(name)[3:]]
+        for axis, degrees in (
+            ("z", 0),
+            ("z", 90),
+            ("z", 180),
+            ("z", 270),
+            ("x", 90),
+            ("x", -90),
+            ("y", 90),
+            ("y", -90),
+        ):
+            result = np.zeros(4)
+            mujoco.mju_mulQuat(result, frame, np.array(turn(**{axis: degrees})))
+            turns.append(result)
         for quat in turns:
-            for x, y in ((0, 0), (0.02, 0), (-0.02, 0), (0, 0.02), (0, -0.02), (0, 0.05), (0, -0.05)):
-                for height in np.arange(-0.06, 0.12, 0.006):
-                    yield np.array([*(target + np.array([x, y, height])), *quat])
+            for x, y in ((0, 0), (0, 0.012), (0, -0.012), (0.02, 0), (-0.02, 0), (0, 0.03), (0, -0.03), (0, 0.05)):
+                heights = np.arange(-0.06, 0.14, 0.005)
+                yield [np.array([*(place + np.array([x, y, height])), *quat]) for height in heights]
 
-    def make_true(self, predicate: Sequence[str], tries: int = 40) -> bool:
+    def make_true(self, predicate: Sequence[str], tries: int = 80) -> bool:
         """
         Bring about a state in which a predicate holds, and lets go.
 
         :param predicate: One of :meth:`goal`.
-        :param tries: How many poses may be tried that touch nothing at first.
+        :param tries: How many poses may be tried.
         :return: Whether it holds after everything has come to rest.
         """
         verb = predicate[0]
@@ -211,19 +227,22 @@ class Bench:
             return self.holds(predicate)
         name, target = predicate[1], predicate[2]
         before = np.array(self.data.qpos), np.array(self.data.qvel)
-        for pose in self._poses(name, self._target(target)):
-            self.put(name, pose)
-            if self.depth(name) > 0.001:
-                continue
-            if tries <= 0:
-                break
-            tries -= 1
-            self.settle(0.6)
-            if self.holds(predicate):
-                self.settle(0.4)
+        for column in self._columns(name, target):
+            blocked = True
+            for pose in column:
+                self.put(name, pose)
+                was, blocked = blocked, self.depth(name) > 0.001
+                if blocked or not was:
+                    continue  # only the lowest place above something: nothing falls far
+                if tries <= 0:
+                    break
+                tries -= 1
+                self.settle(0.6)
                 if self.holds(predicate):
-                    return True
-            self.data.qpos[:], self.data.qvel[:] = before
+                    self.settle(0.4)
+                    if self.holds(predicate):
+                        return True
+                self.data.qpos[:], self.data.qvel[:] = before
         self.data.qpos[:], self.data.qvel[:] = before
         return False
 
