@@ -24,6 +24,11 @@ COMMANDS = {
         "rlt_gym.rl_token_training:pretrain_token",
         "train the RL-token encoder of a frozen policy on demonstrations",
     ),
+    "encode-demos": (
+        "rlt_gym.transitions:EncodeDemosConfig",
+        "rlt_gym.transitions:encode_demos",
+        "demonstrations as transitions, for mixing into online training",
+    ),
     "train": (
         "rlt_sb3.config:TrainConfig",
         "rlt_sb3.train:train",

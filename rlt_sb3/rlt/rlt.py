@@ -27,13 +27,14 @@ from stable_baselines3.td3.td3 import TD3
 
 from rlt_sb3.common.buffers import ChunkReplayBuffer
 from rlt_sb3.common.hardware import cpu_has_bfloat16
+from rlt_sb3.common.offline import load_transitions
 from rlt_sb3.common.q_gap import QGapTracker
 from rlt_sb3.common.rows import ChunkBatch
 from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy
+from rlt_sb3.rlt.spaces import check_spaces
 
 SelfRLT = TypeVar("SelfRLT", bound="RLT")
 
-OBSERVATION_KEYS = ("z_rl", "proprio", "vla_ref")
 ACTOR_Q = ("mean", "min", "first")
 PRECISIONS = ("auto", "float32", "bfloat16")
 
@@ -105,6 +106,8 @@ class RLT(TD3):
     :param action_noise: further noise in rollouts, shape (C, d)
     :param replay_buffer_class: a subclass of ``ChunkReplayBuffer``
     :param replay_buffer_kwargs: further arguments of the buffer; its ``stride`` is the environment's ``obs_stride``
+    :param offline_data: file of transitions (``rlt encode-demos``), read when :meth:`learn` starts
+    :param offline_ratio: share of each batch that comes from ``offline_data``
     :param stats_window_size: episodes over which rollout statistics and ``train/q_gap`` are averaged
     :param tensorboard_log: folder of TensorBoard logs
     :param policy_kwargs: further arguments of :class:`~rlt_sb3.rlt.policies.RLTPolicy`
@@ -155,6 +158,8 @@ class RLT(TD3):
         action_noise: ActionNoise | None = None,
         replay_buffer_class: type[ReplayBuffer] | None = None,
         replay_buffer_kwargs: dict[str, Any] | None = None,
+        offline_data: str | None = None,
+        offline_ratio: float = 0.0,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -205,6 +210,8 @@ class RLT(TD3):
         self.n_target_critics = n_target_critics
         self.actor_mode = self.policy_kwargs["actor_mode"]
         self.critic_precision = critic_precision
+        self.offline_data = offline_data
+        self.offline_ratio = offline_ratio
         # critic updates owed to rows already stored
         self._update_credit = 0.0
         span = 1.0 if q_bounds is None else q_bounds[1] - q_bounds[0]
@@ -221,13 +228,23 @@ class RLT(TD3):
     # ---------------------------------------------------------------- construction
 
     def _setup_model(self) -> None:
-        self._check_spaces()
+        check_spaces(self.observation_space, self.action_space)
+        if self._vec_normalize_env is not None:
+            raise ValueError(
+                "VecNormalize does not go with RLT: vla_ref must stay as it is; RLT normalises its own inputs."
+            )
+        if self.replay_buffer_class is not None and not issubclass(self.replay_buffer_class, ChunkReplayBuffer):
+            raise ValueError(
+                f"replay_buffer_class must be a subclass of ChunkReplayBuffer (discounts per control step), "
+                f"got {self.replay_buffer_class.__name__}."
+            )
         self._check_settings()
         if self.q_bounds is not None:
             self.q_bounds = (float(self.q_bounds[0]), float(self.q_bounds[1]))  # load() brings a list
         if self.replay_buffer_class is None:
             self.replay_buffer_class = ChunkReplayBuffer
         if self.replay_buffer is None:
+            assert isinstance(self.observation_space, spaces.Dict) and isinstance(self.action_space, spaces.Box)
             self.replay_buffer = self.replay_buffer_class(
                 self.buffer_size,
                 self.observation_space,
@@ -250,34 +267,6 @@ class RLT(TD3):
         except AttributeError:
             return None
 
-    def _check_spaces(self) -> None:
-        obs, action = self.observation_space, self.action_space
-        if not isinstance(obs, spaces.Dict) or any(key not in obs.spaces for key in OBSERVATION_KEYS):
-            raise ValueError(f"RLT needs a Dict observation with the keys {OBSERVATION_KEYS}, got {obs}.")
-        shapes = {key: obs[key].shape for key in OBSERVATION_KEYS}
-        if any(shapes[key] is None or len(shapes[key]) != 1 for key in ("z_rl", "proprio")):  # type: ignore[arg-type]
-            raise ValueError(f"RLT needs vectors for z_rl and proprio, got the shapes {shapes}.")
-        if not isinstance(action, spaces.Box) or len(action.shape) != 2:
-            raise ValueError(f"RLT needs chunks as actions, Box(-1, 1, (C, d)), got {action}.")
-        if shapes["vla_ref"] != action.shape:
-            raise ValueError(
-                f"vla_ref must have the shape of an action chunk, {action.shape}, got {shapes['vla_ref']}: "
-                "build the environment with one chunk_length for both."
-            )
-        if not (np.all(action.low == -1.0) and np.all(action.high == 1.0)):
-            raise ValueError(
-                f"RLT needs actions in [-1, 1], got [{action.low.min()}, {action.high.max()}]: rescale them."
-            )
-        if self._vec_normalize_env is not None:
-            raise ValueError(
-                "VecNormalize does not go with RLT: vla_ref must stay as it is; RLT normalises its own inputs."
-            )
-        if self.replay_buffer_class is not None and not issubclass(self.replay_buffer_class, ChunkReplayBuffer):
-            raise ValueError(
-                f"replay_buffer_class must be a subclass of ChunkReplayBuffer (discounts per control step), "
-                f"got {self.replay_buffer_class.__name__}."
-            )
-
     def _check_settings(self) -> None:
         def require(name: str, ok: Any, allowed: str) -> None:
             if not ok:
@@ -296,6 +285,8 @@ class RLT(TD3):
         require("target_policy_noise", self.target_policy_noise >= 0.0, ">= 0")
         require("target_noise_clip", self.target_noise_clip >= 0.0, ">= 0")
         require("critic_warmup_updates", self.critic_warmup_updates >= 0, ">= 0")
+        require("offline_ratio", 0.0 <= self.offline_ratio <= 1.0, "in [0, 1] (share of each batch)")
+        require("offline_data", self.offline_data or self.offline_ratio == 0.0, "a file, since offline_ratio is not 0")
         require("noise_prob", 0.0 <= self.noise_prob <= 1.0, "in [0, 1] (a probability)")
         require("actor_starts", self.actor_starts >= 0, ">= 0")
         require("actor_q", self.actor_q in ACTOR_Q, f"one of {ACTOR_Q}")
@@ -360,6 +351,11 @@ class RLT(TD3):
         if reset_num_timesteps:
             self._q_gap.control_steps = 0
         self.end_trajectories()
+        buffer = self.replay_buffer
+        if self.offline_data is not None and isinstance(buffer, ChunkReplayBuffer):
+            assert isinstance(self.observation_space, spaces.Dict)
+            rows = buffer.offline or load_transitions(self.offline_data, self.observation_space)
+            buffer.set_offline(rows, self.offline_ratio)
         return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
 
     def end_trajectories(self) -> None:

@@ -1,0 +1,168 @@
+"""Demonstrations as transitions: written on the gym side, read by the algorithm."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from rlt_gym.demos import DemoWriter
+from rlt_gym.rl_token import RLTokenConfig, RLTokenEncoder
+from rlt_gym.testing import FakeRLTokenVectorEnv
+from rlt_gym.transitions import EncodeDemosConfig, encode_demos
+from rlt_gym.vla.base import VLAOutput, VLASpec
+from rlt_sb3 import RLT, GymnasiumVecEnv
+from rlt_sb3.common.offline import load_transitions, save_transitions
+
+C, WIDTH = 4, 16
+
+
+class CountingVLA:
+    """Tokens repeat the state, the chunk is the first number of the state."""
+
+    spec = VLASpec("counting", token_dim=WIDTH, horizon=6)
+    device = torch.device("cpu")
+
+    def forward(self, obs, tasks, *, seed=None) -> VLAOutput:
+        state = torch.as_tensor(obs["state"])
+        tokens = torch.zeros(len(tasks), 2, WIDTH)
+        tokens[:, :, :8] = state[:, None]
+        tokens[:, :, 8] = torch.as_tensor(obs["agentview"][:, 0, 0, 0]).float()[:, None]
+        chunk = (state[:, :1, None] / 100).expand(-1, 6, 7)
+        mask = torch.ones(len(tasks), 2, dtype=torch.bool)
+        return VLAOutput(tokens, mask, mask.to(torch.uint8), chunk)
+
+    def to(self, device):
+        return self
+
+    def fingerprint(self) -> str:
+        return "f" * 64
+
+
+class ReadingEncoder(RLTokenEncoder):
+    def __init__(self) -> None:
+        super().__init__(RLTokenConfig(WIDTH, max_tokens=2, width=4, heads=1), "f" * 64, "counting")
+
+    def forward(self, output: VLAOutput) -> torch.Tensor:
+        return output.tokens[:, 0]
+
+
+def action(demo: int, step: int) -> float:
+    return (10 * demo + step) / 100
+
+
+def write_demos(path, lengths=(11, 3, 8), successes=(True, True, False), **env_args) -> str:
+    with DemoWriter(path, "do it", env_args) as writer:
+        for demo, (length, success) in enumerate(zip(lengths, successes, strict=True)):
+            state = np.zeros((length, 8), np.float32)
+            state[:, 0], state[:, 1] = np.arange(length), demo
+            frames = np.broadcast_to(np.arange(length, dtype=np.uint8)[:, None, None, None], (length, 8, 8, 3))
+            actions = np.array([[action(demo, t)] * 7 for t in range(length)], np.float32)
+            writer.add(actions, frames, frames, state, success=success)
+    return str(path)
+
+
+def space():
+    return FakeRLTokenVectorEnv(chunk_length=C, token_dim=WIDTH).single_observation_space
+
+
+def encode(tmp_path, **kwargs):
+    demos = write_demos(tmp_path / "demos" / "a.hdf5", task_id=5)
+    config = EncodeDemosConfig([demos], str(tmp_path / "t.safetensors"), chunk_length=C, progress=False, **kwargs)
+    return encode_demos(config, CountingVLA(), ReadingEncoder())
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4])
+def test_rows_of_demonstrations_against_a_walk_through_them(tmp_path, stride):
+    rows = load_transitions(encode(tmp_path, stride=stride, batch_size=3), space())
+    slots = np.flatnonzero(rows.is_row(np.arange(rows.size)))
+    batch = rows.gather(slots, 1, 0.9, torch.device("cpu"))
+    lengths, seen = (11, 3, 8), set()
+    for i in range(len(slots)):
+        step, demo = (int(x) for x in batch.observations["proprio"][i, :2])
+        seen.add((demo, step))
+        assert batch.observations["z_rl"][i, 8] == step  # the picture of the same step
+        end = min(step + C, lengths[demo])
+        success = demo < 2 and end == lengths[demo]
+        assert batch.mask[i].sum() == end - step and batch.dones[i] == success
+        assert batch.rewards[i] == pytest.approx(0.9 ** (end - step - 1) if success else 0.0)
+        assert batch.discounts[i] == pytest.approx(0.9 ** (end - step))
+        if not success:
+            assert batch.next_observations["proprio"][i, :2].tolist() == [end, demo]
+        wanted = [action(demo, min(step + j, lengths[demo] - 1)) for j in range(C)]
+        np.testing.assert_allclose(batch.actions[i].view(C, 7)[:, 0], wanted, rtol=1e-6)
+        target = [wanted[j] if step + j < lengths[demo] else step / 100 for j in range(C)]
+        np.testing.assert_allclose(batch.bc_target[i].view(C, 7)[:, 3], target, rtol=1e-6)
+    assert seen == {
+        (demo, step)
+        for demo in range(3)
+        for step in range(0, lengths[demo], stride)
+        if demo < 2 or step + C < lengths[demo]
+    }
+    assert rows.counts == {5: len(seen)}
+
+
+def test_training_with_demonstrations(tmp_path):
+    venv = GymnasiumVecEnv(FakeRLTokenVectorEnv(2, chunk_length=C, token_dim=WIDTH))
+    settings = dict(learning_starts=10, critic_warmup_updates=2, batch_size=16, device="cpu", utd=0.2)
+    path = str(encode(tmp_path))
+    model = RLT("MultiInputPolicy", venv, offline_data=path, offline_ratio=0.25, **settings)
+    model.learn(30)
+    assert (model.replay_buffer.sample(16).task_ids == 5).sum() == 4
+    model.save(tmp_path / "model.zip")
+    model.save_replay_buffer(tmp_path / "buffer.pkl")
+    loaded = RLT.load(tmp_path / "model.zip", env=venv, device="cpu")
+    loaded.load_replay_buffer(tmp_path / "buffer.pkl")
+    loaded.learn(4, reset_num_timesteps=False)
+    assert (loaded.replay_buffer.sample(16).task_ids == 5).sum() == 4
+    with pytest.raises(ValueError, match="offline_data"):
+        RLT("MultiInputPolicy", venv, offline_ratio=0.25, **settings)
+    missing = RLT("MultiInputPolicy", venv, offline_data=str(tmp_path / "no"), offline_ratio=0.5, **settings)
+    with pytest.raises(ValueError, match="encode-demos"):
+        missing.learn(1)
+
+
+def test_rows_of_an_earlier_run(tmp_path):
+    venv = GymnasiumVecEnv(FakeRLTokenVectorEnv(2, chunk_length=C, token_dim=WIDTH, obs_stride=2))
+    model = RLT("MultiInputPolicy", venv, learning_starts=1000, device="cpu", buffer_size=90)
+    model.learn(120)
+    rows = model.replay_buffer.rows
+    save_transitions(tmp_path / "run" / "rows.safetensors", rows, {"run": "demo"})
+    loaded = load_transitions(tmp_path / "run" / "rows.safetensors", space())
+    slots = np.flatnonzero(rows.is_row(np.arange(rows.size)))
+    assert np.array_equal(slots, np.flatnonzero(loaded.is_row(np.arange(loaded.size))))
+    for mine, theirs in zip(*(x.gather(slots, 2, 0.9, torch.device("cpu")) for x in (rows, loaded)), strict=True):
+        pairs = zip(mine.values(), theirs.values(), strict=True) if isinstance(mine, dict) else [(mine, theirs)]
+        assert all(torch.equal(a, b) for a, b in pairs)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["rows.safetensors"]
+
+
+def test_files_that_do_not_fit(tmp_path):
+    path = encode(tmp_path)
+    other = FakeRLTokenVectorEnv(chunk_length=C, token_dim=WIDTH + 1).single_observation_space
+    with pytest.raises(ValueError, match="z_rl of shape"):
+        load_transitions(path, other)
+    arrays = load_file(path)
+    save_file(arrays, tmp_path / "plain.safetensors")
+    with pytest.raises(ValueError, match="format None"):
+        load_transitions(tmp_path / "plain.safetensors", space())
+    del arrays["actions"]
+    save_file(arrays, tmp_path / "less.safetensors", metadata={"format": "rlt-transitions-1"})
+    with pytest.raises(ValueError, match="actions"):
+        load_transitions(tmp_path / "less.safetensors", space())
+    (tmp_path / "broken.safetensors").write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="readable"):
+        load_transitions(tmp_path / "broken.safetensors", space())
+
+
+def test_settings_of_the_writer(tmp_path):
+    with pytest.raises(ValueError, match="divide"):
+        EncodeDemosConfig(chunk_length=8, stride=3)
+    with pytest.raises(ValueError, match="safetensors"):
+        EncodeDemosConfig(output="rows.npz")
+    with pytest.raises(ValueError, match="task_ids"):
+        encode(tmp_path, task_ids=[1, 2])
+    noisy = write_demos(tmp_path / "noisy.hdf5", noise=0.3)
+    config = EncodeDemosConfig([noisy], str(tmp_path / "n.safetensors"), chunk_length=C, progress=False)
+    with pytest.warns(UserWarning, match="noise=0.3"):
+        encode_demos(config, CountingVLA(), ReadingEncoder())
+    assert not list(tmp_path.glob(".*"))
