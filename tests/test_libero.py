@@ -1,10 +1,8 @@
 """The LIBERO layer on real scenes: equality with stock LIBERO, vector semantics, seeds, errors, processes."""
 
 import os
-import signal
 import subprocess
 import sys
-import time
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +12,6 @@ from gymnasium.vector import AutoresetMode
 
 from rlt_gym.libero.tasks import SPLITS, episode_seed, get_task, get_tasks, load_init_states
 from rlt_gym.libero.vector_env import LiberoVectorEnv
-from rlt_gym.libero.worker_client import WorkerError
 from rlt_gym.testing import check_vector_env
 
 FAST = {"assets": "embedded", "render": "fast", "image_size": 64}
@@ -187,44 +184,3 @@ def test_single_env_passes_gymnasiums_checker_and_renders():
     frame = single.render()
     assert frame.shape == (256, 256, 3) and frame.dtype == np.uint8 and frame.std() > 20
     single.close()
-
-
-# ---------------------------------------------------------------- processes
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-
-
-def test_close_leaves_no_process_and_a_dead_worker_is_reported():
-    vector_env = LiberoVectorEnv(2, "libero_goal", [1], chunk_length=2, **FAST)
-    pids = [worker.pid for worker in vector_env._workers]
-    vector_env.reset(seed=0)
-    os.kill(pids[0], signal.SIGKILL)
-    with pytest.raises(WorkerError, match=f"worker {pids[0]} died"):
-        vector_env.step(np.zeros((2, 2, 7)))
-    vector_env.close()
-    vector_env.close()
-    assert not any(_alive(pid) for pid in pids)
-
-
-def test_workers_end_when_their_parent_is_killed():
-    code = (
-        "import os, time; from rlt_gym.libero.vector_env import LiberoVectorEnv as E\n"
-        f"e = E(2, 'libero_goal', [1], **{FAST!r}); print(*[w.pid for w in e._workers], flush=True); time.sleep(60)"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    pids = [int(word) for word in parent.stdout.readline().split()]
-    assert len(pids) == 2
-    parent.kill()
-    parent.wait()
-    deadline = time.monotonic() + 5
-    while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(_alive(pid) for pid in pids)

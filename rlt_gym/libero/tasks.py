@@ -11,7 +11,7 @@ import pickle
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +49,7 @@ class LiberoTask:
         return libero_root() / "init_files" / self.suite / f"{self.name}.pruned_init"
 
 
-@cache
+@lru_cache(maxsize=None)
 def libero_root() -> Path:
     """
     :return: The folder ``libero/libero`` of the installed package, found without importing it.
@@ -61,7 +61,7 @@ def libero_root() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "libero"
 
 
-@cache
+@lru_cache(maxsize=None)
 def _task_map() -> dict[str, list[str]]:
     path = libero_root() / "benchmark" / "libero_suite_task_map.py"
     spec = importlib.util.spec_from_file_location("_rlt_libero_task_map", path)
@@ -88,7 +88,7 @@ def get_task(suite: str, task_id: int) -> LiberoTask:
     if suite not in SUITE_HORIZONS:
         raise ValueError(f"Unknown LIBERO suite {suite!r}. Available: {', '.join(SUITE_HORIZONS)}")
     names = _task_map()[suite]
-    if isinstance(task_id, bool) or not isinstance(task_id, int | np.integer) or not 0 <= task_id < len(names):
+    if isinstance(task_id, bool) or not isinstance(task_id, (int, np.integer)) or not 0 <= task_id < len(names):
         raise ValueError(f"Unknown task {task_id!r} of {suite}. Available: integers 0..{len(names) - 1}")
     return LiberoTask(suite, int(task_id), names[task_id], _instruction(names[task_id]))
 
@@ -102,14 +102,14 @@ def get_tasks(suite: str, task_ids: Sequence[int] | None = None) -> list[LiberoT
     if task_ids is None:
         get_task(suite, 0)  # the clear error for an unknown suite
         task_ids = range(len(_task_map()[suite]))
-    if isinstance(task_ids, str) or not isinstance(task_ids, Sequence | np.ndarray):
+    if isinstance(task_ids, str) or not isinstance(task_ids, (Sequence, np.ndarray)):
         raise ValueError(f"task_ids must be a list of integers, got {task_ids!r}")
     if len(task_ids) == 0 or len(set(task_ids)) != len(task_ids):
         raise ValueError(f"task_ids must name at least one task, each once, got {list(task_ids)}")
     return [get_task(suite, task_id) for task_id in task_ids]
 
 
-@cache
+@lru_cache(maxsize=None)
 def load_init_states(task: LiberoTask) -> np.ndarray:
     """
     :return: LIBERO's fixed initial states, float64 ``(50, 1 + nq + nv)``: MuJoCo time, qpos, qvel.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from rlt_gym.assets import resolve_assets
+from rlt_gym.libero.processes import LaunchPlan
 from rlt_gym.libero.tasks import SPLITS, SUITE_HORIZONS, get_tasks, load_init_states
-from rlt_gym.libero.worker_client import WorkerClient
+from rlt_gym.libero.transport import FRAME_SIZE
+from rlt_gym.libero.worker_client import WorkerError, WorkerPool
 
 ACTION_SIZE = 7
 PROPRIO_SIZE = 8
@@ -23,8 +26,8 @@ OBSERVATION_KEYS = ("agentview", "wrist", "proprio")
 CONTROL_FREQUENCY = 20
 RENDER_QUALITIES = ("exact", "fast")
 
-#: What render() shows.
-_FRAME = {"camera": "agentview", "size": 256}
+#: Most tasks whose simulators a worker keeps, and bytes to reckon with for each.
+_RESIDENT, _RESIDENT_BYTES = 4, 400 << 20
 
 #: Number of sampled initial states per task; the evaluation split has LIBERO's own 50.
 SPLIT_SIZES = {"train": 10_000, "selection": 500}
@@ -50,6 +53,19 @@ def _checked_int(name: str, value: Any, low: int, high: int) -> int:
     return number
 
 
+def _resident_tasks(num_tasks: int, num_envs: int) -> int:
+    """How many tasks each worker may keep in half of the memory that is free."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(num_tasks, _RESIDENT, available // 2 // (num_envs * _RESIDENT_BYTES)))
+
+
+def _frame_of(observation: dict[str, np.ndarray]) -> np.ndarray:
+    """An upright frame from an observation, where the simulator that could draw it is gone."""
+    picture = observation["agentview"][::-1]
+    index = np.arange(FRAME_SIZE) * len(picture) // FRAME_SIZE
+    return picture[index][:, index]
+
+
 class LiberoVectorEnv(VectorEnv):
     """
     N LIBERO simulators in N processes, stepped together, one message per chunk.
@@ -61,13 +77,19 @@ class LiberoVectorEnv(VectorEnv):
     Reward: the sum over the executed steps, 1 at success. ``terminated`` is success, ``truncated`` the horizon.
 
     Info of every env: ``step_rewards`` float32 (C,), zero after step k; ``chunk_steps`` k; ``is_success``;
-    ``episode_steps``; ``instruction``; ``task_id``; ``init_index``. With a ``render_mode``, ``final_info`` also has
-    ``final_frame``.
+    ``episode_steps``; ``instruction``; ``task_id``; ``init_index``; ``worker_restarted``; ``worker_restarts``.
+    With a ``render_mode``, ``final_info`` also has ``final_frame``.
 
     With ``obs_stride=s`` the infos of :meth:`step` also have ``inner_obs``, a dict of arrays (num_envs, n, ...) with
     the observations at control steps s, 2s, ... < C inside the chunk that was just played (n of them, zeros from the
     step at which it ended), and ``inner_count`` (num_envs,), how many are valid: those before step k. Both stand at
     the top level for every env, for those whose episode has just ended too; ``final_info`` does not repeat them.
+
+    Workers are supervised. One that dies, hangs, raises or loses its GL context is replaced, and its episode ends:
+    ``truncated``, with ``worker_restarted`` true in its info (under ``SAME_STEP`` in ``final_info`` as well). Nothing
+    of the broken chunk counts: reward 0, ``chunk_steps`` 0, and the final observation is the one that was returned
+    last. Such a row is no transition and must not be stored. The env then plays the same episode from its start; the
+    other envs do not notice. ``worker_restarts`` counts, as info for each env and as attribute for all.
 
     Episode number p of the whole vector (env i plays p = N-1-i, 2N-1-i, ...) is task ``p % n_tasks`` and, in the
     evaluation and selection splits, initial state ``p // n_tasks``: SB3's ``evaluate_policy(n_eval_episodes=n)``
@@ -88,7 +110,15 @@ class LiberoVectorEnv(VectorEnv):
     :param seed: Seed until :meth:`reset` is given one.
     :param obs_stride: Also observe every so many control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
     :param autoreset_mode: ``SAME_STEP`` or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
+    :param worker_start: ``"zygote"`` (forked from a process that has LIBERO loaded: quick, and memory is shared),
+        ``"spawn"`` (a plain subprocess each) or ``"auto"`` (the first, but the second with another interpreter).
+    :param worker_python: Interpreter of the workers, which needs LIBERO and numpy only; ``None``: ``RLT_WORKER_PYTHON``
+        or this one.
+    :param worker_timeout: Seconds without an answer after which a worker counts as hung.
+    :param max_restarts: Restarts of each worker before :class:`~rlt_gym.libero.processes.WorkerError` is raised.
+    :param resident_tasks: Tasks whose simulators each worker keeps; ``None``: up to 4, as memory allows.
     :raises ValueError: A bad argument or missing assets, before any process starts.
+    :raises WorkerError: No worker can be started.
     """
 
     def __init__(
@@ -106,6 +136,11 @@ class LiberoVectorEnv(VectorEnv):
         seed: int = 0,
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
         obs_stride: int | None = None,
+        worker_start: str = "auto",
+        worker_python: str | os.PathLike[str] | None = None,
+        worker_timeout: float = 120.0,
+        max_restarts: int = 10,
+        resident_tasks: int | None = None,
     ):
         self.num_envs = _checked_int("num_envs", num_envs, 1, 1024)
         self.tasks = get_tasks(suite, task_ids)
@@ -130,6 +165,13 @@ class LiberoVectorEnv(VectorEnv):
         mode = AutoresetMode(autoreset_mode)
         if mode == AutoresetMode.NEXT_STEP:
             raise ValueError("autoreset_mode must be SAME_STEP or DISABLED: NEXT_STEP would waste a chunk per episode")
+        plan = LaunchPlan.checked(worker_start, worker_python)
+        if isinstance(worker_timeout, bool) or not isinstance(worker_timeout, int | float) or not worker_timeout > 0:
+            raise ValueError(f"worker_timeout must be a number of seconds above 0, got {worker_timeout!r}")
+        _checked_int("max_restarts", max_restarts, 0, 10**9)
+        if resident_tasks is None:
+            resident_tasks = _resident_tasks(len(self.tasks), self.num_envs)
+        _checked_int("resident_tasks", resident_tasks, 1, 1000)
         self.render_mode = render_mode
         self.metadata = {
             "render_modes": ["rgb_array"],
@@ -149,28 +191,45 @@ class LiberoVectorEnv(VectorEnv):
         self.assets = resolve_assets(assets)
         self._episodes: list[Episode | None] = [None] * self.num_envs
         self._next_number = [0] * self.num_envs
+        self._train_next = [0] * self.num_envs
         self._observations: list[dict[str, np.ndarray]] = [{} for _ in range(self.num_envs)]
         self._dones = np.zeros(self.num_envs, dtype=bool)
-        self._workers: list[WorkerClient] = []
+        #: Envs whose simulator was lost between two steps.
+        self._lost: set[int] = set()
         settings = {
             "suite": suite,
             "assets_path": str(self.assets.path),
             "image_size": image_size,
             "render": render,
+            "resident": resident_tasks,
         }
-        try:
-            for _ in range(self.num_envs):
-                self._workers.append(WorkerClient(settings))
-            for worker in self._workers:
-                worker.receive()
-            for index, worker in enumerate(self._workers):  # build the first tasks side by side
-                number = self._number(index, 0)
-                worker.send("build", task_id=self.tasks[number % len(self.tasks)].task_id)
-            for worker in self._workers:
-                worker.receive()
-        except BaseException:
+        numbers = [self._number(env, 0) for env in range(self.num_envs)]
+        first_tasks = [self.tasks[number % len(self.tasks)].task_id for number in numbers]
+        ahead = list(dict.fromkeys(first_tasks))[:resident_tasks]
+        self._pool = WorkerPool(
+            self.num_envs,
+            plan.with_gl(),
+            settings,
+            1 + len(self._inner_steps),
+            ahead,
+            float(worker_timeout),
+            max_restarts,
+        )
+        # Build the first tasks side by side. What fails here fails for a reason that a restart does not mend.
+        _, failures = self._pool.ask({env: ("build", {"task_id": task}) for env, task in enumerate(first_tasks)})
+        if failures:
             self.close_extras()
-            raise
+            raise WorkerError(f"LIBERO workers do not start. {next(iter(failures.values()))}")
+
+    @property
+    def worker_restarts(self) -> int:
+        """How many workers were replaced so far."""
+        return int(self._pool.restarts.sum())
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers, one per env."""
+        return [client.pid for client in self._pool.clients]
 
     # ------------------------------------------------------------------ episodes
 
@@ -199,12 +258,23 @@ class LiberoVectorEnv(VectorEnv):
 
     def _start_episodes(self, envs: Sequence[int]) -> None:
         for env in envs:
-            episode = self._episodes[env] = self._new_episode(env)
-            task = self.tasks[episode.task_index]
-            self._workers[env].send("reset", task_id=task.task_id, split=self._split, index=episode.init_index)
-        for env in envs:
-            self._observations[env] = self._workers[env].receive()
-            self._dones[env] = False
+            self._episodes[env] = self._new_episode(env)
+        pending = list(envs)
+        while pending:
+            answers, failures = self._pool.ask({env: ("reset", self._reset_arguments(env)) for env in pending})
+            for env, rest in answers.items():
+                self._observations[env] = self._pool.clients[env].pictures.take(rest, 0)
+                self._dones[env] = False
+                self._lost.discard(env)
+            for env, failure in failures.items():
+                self._pool.restart(env, failure)
+            pending = list(failures)
+
+    def _reset_arguments(self, env: int) -> dict[str, Any]:
+        episode = self._episodes[env]
+        assert episode is not None
+        task_id = self.tasks[episode.task_index].task_id
+        return {"task_id": task_id, "split": self._split, "index": episode.init_index}
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -238,21 +308,32 @@ class LiberoVectorEnv(VectorEnv):
             seed = seed[0] if seed else None
         super().reset(seed=seed)
         switched = split is not None and split != self._split
+        if switched and self._split == "train":
+            self._train_next = list(self._next_number)
         if split is not None:
             self._split = split
         if mask.all():
             self._shard = (0, 1) if shard is None else (int(shard[0]), int(shard[1]))
         if seed is not None:
             self._seed = _checked_int("seed", seed, 0, 2**63)
-        # A held-out sequence starts over at each full reset, so that every evaluation sees the same states.
-        if mask.all() and (seed is not None or switched or self._split != "train"):
-            self._next_number = [0] * self.num_envs
+        if mask.all():
+            self._turn_sequence(switched, seed is not None)
         envs = np.flatnonzero(mask).tolist()
         self._start_episodes(envs)
         infos: dict[str, Any] = {}
         for env in envs:
             infos = self._add_info(infos, self._info(env), env)
         return self._batch(), infos
+
+    def _turn_sequence(self, switched: bool, seeded: bool) -> None:
+        """Where a full reset begins in the sequence of episodes."""
+        if seeded:
+            self._train_next = [0] * self.num_envs
+        if self._split != "train":
+            # A held-out sequence starts over, so that every evaluation sees the same states.
+            self._next_number = [0] * self.num_envs
+        elif switched or seeded:
+            self._next_number = list(self._train_next)  # practice goes on where an evaluation interrupted it
 
     # ------------------------------------------------------------------ steps
 
@@ -277,25 +358,29 @@ class LiberoVectorEnv(VectorEnv):
             raise RuntimeError("call reset() before step()")
         if self._dones.any():
             raise RuntimeError("a finished environment must be reset before it is stepped (autoreset is disabled)")
-        for env, (worker, episode) in enumerate(zip(self._workers, self._episodes, strict=True)):
-            left = self.max_episode_steps - episode.steps  # type: ignore[union-attr]
-            worker.send("step", actions=array[env, :left], observe_at=self._inner_steps)
+        questions = {}
+        for env in set(range(self.num_envs)) - self._lost:
+            left = self.max_episode_steps - self._episodes[env].steps  # type: ignore[union-attr]
+            questions[env] = ("step", {"actions": array[env, :left], "observe_at": self._inner_steps})
+        answers, failures = self._pool.ask(questions)
+        for env, failure in failures.items():
+            self._pool.restart(env, failure)
         rewards = np.zeros(self.num_envs, dtype=np.float64)
         terminations = np.zeros(self.num_envs, dtype=bool)
         truncations = np.zeros(self.num_envs, dtype=bool)
         inner_obs, inner_count = self._empty_inner()
         step_infos = []
-        for env, (worker, episode) in enumerate(zip(self._workers, self._episodes, strict=True)):
-            assert episode is not None
-            self._observations[env], step_rewards, success, inner = worker.receive()
-            inner_count[env] = len(inner)
-            for index, observation in enumerate(inner):
-                for key in OBSERVATION_KEYS:
-                    inner_obs[key][env, index] = observation[key]
-            episode.steps += len(step_rewards)
+        for env in range(self.num_envs):
+            if env not in answers:
+                # Play this episode again, so that an evaluation misses none of its states.
+                self._next_number[env] -= 1
+                truncations[env] = True
+                step_infos.append(self._info(env, restarted=True))
+                continue
+            step_rewards, success, inner_count[env] = self._take(env, answers[env], inner_obs)
             rewards[env] = step_rewards.sum()
             terminations[env] = success
-            truncations[env] = not success and episode.steps >= self.max_episode_steps
+            truncations[env] = not success and self._episodes[env].steps >= self.max_episode_steps  # type: ignore[union-attr]
             step_infos.append(self._info(env, step_rewards, success))
         done = terminations | truncations
         infos: dict[str, Any] = {}
@@ -303,14 +388,16 @@ class LiberoVectorEnv(VectorEnv):
             finished = np.flatnonzero(done).tolist()
             final_obs = np.full(self.num_envs, None, dtype=object)
             final_info: dict[str, Any] = {}
+            if self.render_mode is not None:  # the reset below takes the last picture away
+                frames = self._frames([env for env in finished if env in answers])
             for env in finished:
                 final_obs[env] = self._observations[env]
-                if self.render_mode is not None:  # the reset below takes the last picture away
-                    step_infos[env]["final_frame"] = self._workers[env].call("render", **_FRAME)
+                if self.render_mode is not None:
+                    step_infos[env]["final_frame"] = frames.get(env, _frame_of(self._observations[env]))
                 final_info = self._add_info(final_info, step_infos[env], env)
             self._start_episodes(finished)
             for env in finished:
-                step_infos[env] = self._info(env)
+                step_infos[env] = self._info(env, restarted=env not in answers)
             infos = {"final_obs": final_obs, "_final_obs": done.copy(), "final_info": final_info}
             infos["_final_info"] = done.copy()
         else:
@@ -321,12 +408,27 @@ class LiberoVectorEnv(VectorEnv):
             infos["inner_obs"], infos["inner_count"] = inner_obs, inner_count
         return self._batch(), rewards, terminations, truncations, infos
 
+    def _take(
+        self, env: int, answer: tuple[Any, ...], inner_obs: dict[str, np.ndarray]
+    ) -> tuple[np.ndarray, bool, int]:
+        """Read a worker's answer to a chunk; returns its rewards, whether the goal is reached, number of inner obs."""
+        rest, step_rewards, success, inner = answer
+        pictures = self._pool.clients[env].pictures
+        self._observations[env] = pictures.take(rest, 0)
+        for index, inner_rest in enumerate(inner):
+            for key, value in pictures.take(inner_rest, index + 1).items():
+                inner_obs[key][env, index] = value
+        self._episodes[env].steps += len(step_rewards)  # type: ignore[union-attr]
+        return step_rewards, success, len(inner)
+
     def _empty_inner(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
         shape = (self.num_envs, len(self._inner_steps))
         arrays = {key: np.zeros((*shape, *value.shape), value.dtype) for key, value in self._observations[0].items()}
         return arrays, np.zeros(self.num_envs, dtype=np.int64)
 
-    def _info(self, env: int, step_rewards: np.ndarray | None = None, success: bool = False) -> dict[str, Any]:
+    def _info(
+        self, env: int, step_rewards: np.ndarray | None = None, success: bool = False, restarted: bool = False
+    ) -> dict[str, Any]:
         episode = self._episodes[env]
         assert episode is not None
         task = self.tasks[episode.task_index]
@@ -342,6 +444,8 @@ class LiberoVectorEnv(VectorEnv):
             "instruction": task.instruction,
             "task_id": task.task_id,
             "init_index": episode.init_index,
+            "worker_restarted": restarted,
+            "worker_restarts": int(self._pool.restarts[env]),
         }
 
     def _batch(self) -> dict[str, np.ndarray]:
@@ -355,23 +459,37 @@ class LiberoVectorEnv(VectorEnv):
         """
         if self.render_mode is None:
             return None
-        for worker in self._workers:
-            worker.send("render", **_FRAME)
-        return tuple(worker.receive() for worker in self._workers)
+        frames = self._frames(range(self.num_envs))
+        return tuple(frames.get(env, _frame_of(self._observations[env])) for env in range(self.num_envs))
+
+    def _frames(self, envs: Iterable[int]) -> dict[int, np.ndarray]:
+        """Frames of those envs that can draw one; for the others the next step ends the episode."""
+        answers, failures = self._pool.ask({env: ("render", {}) for env in envs if env not in self._lost})
+        for env, failure in failures.items():
+            self._pool.restart(env, failure)
+            self._lost.add(env)
+        return {env: self._pool.clients[env].pictures.frame.copy() for env in answers}
 
     def call_workers(self, function: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
         """
-        Run ``module:name`` of this package on the simulators, e.g. to record a scripted expert.
+        Run ``module:name`` of this package on the simulators, e.g. to record a scripted expert. The episodes that the
+        simulators were playing are lost: call :meth:`reset` before the next :meth:`step`.
 
         :param function: Its first parameter is the worker's simulator.
         :param arguments: One dict per worker used (at most ``num_envs``): ``task_id`` and ``arguments``.
+        :raises WorkerError: The function raised, or a worker died; those that did are replaced.
         """
-        for worker, entry in zip(self._workers, arguments, strict=False):
-            worker.send("call", function=function, **entry)
-        return [worker.receive() for worker, _ in zip(self._workers, arguments, strict=False)]
+        answers, failures = self._pool.ask(
+            {env: ("call", {"function": function, **entry}) for env, entry in enumerate(arguments[: self.num_envs])}
+        )
+        for env, failure in failures.items():
+            self._pool.restart(env, failure)
+            self._lost.add(env)
+        if failures:
+            raise WorkerError(str(next(iter(failures.values()))))
+        return [answers[env] for env in sorted(answers)]
 
     def close_extras(self, **kwargs: Any) -> None:
         """End the workers. ``close()`` is idempotent."""
-        for worker in getattr(self, "_workers", []):
-            worker.close()
-        self._workers = []
+        if hasattr(self, "_pool"):
+            self._pool.close()

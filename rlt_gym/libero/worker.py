@@ -1,37 +1,60 @@
-"""The process that owns one LIBERO simulator: ``python -m rlt_gym.libero.worker FD``.
+"""The process that owns one LIBERO simulator.
 
-Messages are ``(command, arguments)`` tuples on a socket of their own, so that libraries may print what they like to
-stdout; answers are ``("ok", value)`` or ``("error", traceback)``. The worker ends when the socket closes, which also
-happens when its parent is killed.
+Messages are ``(number, command, arguments)`` on a socket of their own; answers are ``(number, "ok", value)`` or
+``(number, "error", traceback)``. Pictures go through shared memory. Whatever libraries print goes to a log, of which
+the environment shows the end when something fails. The process ends with its owner (:mod:`rlt_gym.libero.lifeline`).
+
+It imports LIBERO, numpy and modules of this package that need nothing else, and may run under another interpreter
+(:mod:`rlt_gym.libero.launch`).
 """
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
+import json
 import os
 import signal
-import sys
+import socket
 import traceback
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
 from rlt_gym.libero.bootstrap import prepare_libero
+from rlt_gym.libero.lifeline import watch
+from rlt_gym.libero.transport import FRAME_SIZE, Channel, SharedPictures
+
+#: The log of what libraries print starts over when it has grown beyond this.
+_LOG_BYTES = 4 << 20
 
 
 class Worker:
     """
     Answers the vector environment's messages. Keeps the simulator of each task it has played, since a model takes
     seconds to build, up to ``resident`` of them (some 300 MB each).
+
+    :param suite: Name of the suite; ``assets_path``: folder of assets; ``image_size``, ``render``: as in the simulator.
+    :param pictures: Where observations are left.
+    :param simulators: Simulators built before, by task.
     """
 
-    def __init__(self, suite: str, assets_path: str, image_size: int, render: str, resident: int = 3):
+    def __init__(
+        self,
+        suite: str,
+        assets_path: str,
+        image_size: int,
+        render: str,
+        pictures: SharedPictures,
+        resident: int = 3,
+        simulators: dict[int, Any] | None = None,
+    ):
         prepare_libero(assets_path)
         from rlt_gym.libero import simulator  # after prepare_libero, which silences these imports
 
         self._make = lambda task_id: simulator.LiberoSimulator(suite, task_id, image_size, render)
-        self._simulators: dict[int, Any] = {}
+        self._pictures = pictures
+        self._simulators: dict[int, Any] = dict(simulators or {})
         self._resident = resident
         self._current: Any = None
 
@@ -45,27 +68,36 @@ class Worker:
             self._current.close()  # one GL context alive at a time
         self._current = chosen
 
+    def _leave(self, observation: dict[str, np.ndarray], slot: int = 0) -> dict[str, np.ndarray]:
+        # A lost GL context raises nothing, it draws nothing; a scene seen from above is never of one colour.
+        picture = observation["agentview"]
+        if picture.min() == picture.max():
+            raise RuntimeError("the picture is empty: the GL context is lost")
+        return self._pictures.put(observation, slot)
+
     def build(self, task_id: int) -> None:
         """Build a task's simulator ahead of its first episode."""
         self._select(task_id)
 
     def reset(self, task_id: int, split: str, index: int) -> dict[str, np.ndarray]:
-        """Start an episode and return its first observation."""
+        """Start an episode; leaves its first observation in slot 0."""
         self._select(task_id)
-        return self._current.reset(split, index)
+        return self._leave(self._current.reset(split, index))
 
     def step(
         self, actions: np.ndarray, observe_at: tuple[int, ...] = ()
     ) -> tuple[dict[str, np.ndarray], np.ndarray, bool, list[dict[str, np.ndarray]]]:
-        """Play a chunk until success; ``actions`` (k, 7) is already cut at the horizon."""
+        """
+        Play a chunk until success; ``actions`` (k, 7) is already cut at the horizon. Leaves the last observation in
+        slot 0 and those of the steps ``observe_at`` in slots 1, 2, ...
+        """
         result = self._current.step_chunk(actions, observe_at=observe_at)
-        return result.observation, result.step_rewards, result.success, result.inner
+        inner = [self._leave(observation, slot) for slot, observation in enumerate(result.inner, start=1)]
+        return self._leave(result.observation), result.step_rewards, result.success, inner
 
-    def render(self, camera: str, size: int) -> np.ndarray:
-        """
-        :return: One upright picture, uint8 (size, size, 3).
-        """
-        return self._current.pictures({"frame": camera}, size)["frame"][::-1].copy()
+    def render(self) -> None:
+        """Leave an upright picture of the scene in the frame's slot."""
+        self._pictures.frame[:] = self._current.pictures({"frame": "agentview"}, FRAME_SIZE)["frame"][::-1]
 
     def call(self, function: str, task_id: int, arguments: dict[str, Any]) -> Any:
         """
@@ -80,40 +112,73 @@ class Worker:
         return getattr(importlib.import_module(module), name)(self._current, **arguments)
 
 
-def serve(connection: Connection) -> None:
-    """Answer messages until the other end closes."""
+def _trim_log() -> None:
+    if os.fstat(2).st_size > _LOG_BYTES:
+        os.ftruncate(2, 0)
+
+
+def serve(
+    channel: Channel, pictures: SharedPictures, settings: dict[str, Any], simulators: dict[int, Any] | None = None
+) -> None:
+    """
+    Answer messages until the other end closes.
+
+    :param settings: Keyword arguments of :class:`Worker`.
+    :param simulators: Simulators built before, by task.
+    """
     worker: Worker | None = None
     while True:
         try:
-            command, arguments = connection.recv()
-        except (EOFError, ConnectionError):
-            return
-        if command == "close":
+            number, command, arguments = channel.receive()
+        except (EOFError, OSError):
             return
         try:
-            if command == "init":
-                worker, value = Worker(**arguments), None
-            else:
-                value = getattr(worker, command)(**arguments)
-            answer = ("ok", value)
+            if worker is None:
+                worker = Worker(pictures=pictures, simulators=simulators, **settings)
+            answer = (number, "ok", getattr(worker, command)(**arguments))
         except Exception:
-            answer = ("error", traceback.format_exc())
+            answer = (number, "error", traceback.format_exc())
         try:
-            connection.send(answer)
-        except (BrokenPipeError, ConnectionError):
+            channel.send(answer)
+            _trim_log()
+        except OSError:
             return
 
 
-def main() -> None:
-    # Ctrl-C reaches the whole process group; the parent decides what happens to the workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def run(
+    channel_fd: int,
+    lifeline_fd: int,
+    pictures_fd: int,
+    log_fd: int,
+    owner: int,
+    slots: int,
+    settings: dict[str, Any],
+    simulators: dict[int, Any] | None = None,
+) -> None:
+    """
+    The whole life of a worker process; does not return.
+
+    :param channel_fd: This end of the socket for messages; ``lifeline_fd``: of the one that tells of the owner's end.
+    :param pictures_fd: Memory for :class:`SharedPictures` with ``slots`` slots.
+    :param log_fd: File for stdout and stderr.
+    :param owner: Id of the process that owns the environment.
+    :param settings: As for :func:`serve`.
+    """
     try:
-        serve(Connection(int(sys.argv[1])))
+        for stream in (1, 2):
+            os.dup2(log_fd, stream)
+        faulthandler.enable()  # a crash in MuJoCo or GL says where
+        # Ctrl-C reaches the whole process group; the owner decides what happens to the workers.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        watch(lifeline_fd, owner)
+        pictures = SharedPictures(pictures_fd, settings["image_size"], slots)
+        serve(Channel(socket.socket(fileno=channel_fd)), pictures, settings, simulators)
+    except BaseException:
+        traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(0)  # GL libraries raise in their destructors at a regular exit
 
 
-if __name__ == "__main__":
-    main()
+def main(argument: str) -> None:
+    """``launch.py worker JSON`` with the arguments of :func:`run`."""
+    run(**json.loads(argument))

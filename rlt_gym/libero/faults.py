@@ -1,0 +1,53 @@
+"""Ways to break a worker from inside, for the tests of supervision and ``benchmarks/faults.py``."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from typing import Any
+
+
+def shout(simulator: Any, size: int = 1 << 20) -> None:
+    """A library that prints ``size`` bytes to stdout and to stderr, from Python and from C."""
+    for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+        stream.write("x" * (size // 2))
+        stream.flush()
+        os.write(descriptor, b"y" * (size // 2))
+
+
+def raise_at_step(simulator: Any, after: int = 1) -> None:
+    """An exception in the simulator, in the middle of a chunk: after some more control steps."""
+    control_step, left = simulator._control_step, [after]
+
+    def failing(action: Any) -> bool:
+        if left[0] == 0:
+            raise RuntimeError("injected failure of the simulator")
+        left[0] -= 1
+        return control_step(action)
+
+    simulator._control_step = failing
+
+
+def hang_at_step(simulator: Any, seconds: int = 3600) -> None:
+    """The next control step hangs in C code that does not let go of the interpreter lock."""
+    sleep = ctypes.PyDLL(None).sleep  # CDLL would let go of it
+    simulator._control_step = lambda action: sleep(seconds)
+
+
+def crash_at_step(simulator: Any) -> None:
+    """The next control step is a segmentation fault."""
+    simulator._control_step = lambda action: ctypes.string_at(0)
+
+
+def lose_gl(simulator: Any) -> None:
+    """The GL context goes away under the renderer, as on a driver reset."""
+    simulator.pictures({"frame": "agentview"})
+    simulator._renderer._gl.free()
+
+
+def loaded_modules(simulator: Any) -> list[str]:
+    """
+    :return: What this process has imported.
+    """
+    return sorted(sys.modules)

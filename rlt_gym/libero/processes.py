@@ -1,0 +1,235 @@
+"""Starting and ending the processes of workers: forked from a warm zygote, or plain subprocesses."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlt_gym.libero.gl import GLChoice, choose_gl
+from rlt_gym.libero.transport import anonymous_file
+
+WORKER_STARTS = ("auto", "zygote", "spawn")
+_LAUNCH = str(Path(__file__).with_name("launch.py"))
+
+
+class WorkerError(RuntimeError):
+    """Workers cannot be started, or broke too often."""
+
+
+class WorkerFailure(WorkerError):
+    """One worker died, hung or raised. It can be replaced by a new one."""
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """
+    How workers are started. Raises ``ValueError`` for an interpreter that does not exist, before a process starts.
+
+    :param python: Interpreter of the workers; ``None``: ``RLT_WORKER_PYTHON``, else this one.
+    :param start: One of :data:`WORKER_STARTS`; ``"auto"`` is the zygote, but a subprocess for another interpreter.
+    """
+
+    python: str
+    start: str
+    gl: GLChoice = field(default_factory=lambda: GLChoice("osmesa"))
+
+    @classmethod
+    def checked(cls, start: str, python: str | os.PathLike[str] | None) -> LaunchPlan:
+        """
+        :raises ValueError: Unknown way to start, or no such interpreter.
+        """
+        if start not in WORKER_STARTS:
+            raise ValueError(f"worker_start must be one of {WORKER_STARTS}, got {start!r}")
+        wanted = python or os.environ.get("RLT_WORKER_PYTHON") or sys.executable
+        found = shutil.which(os.path.expanduser(os.fspath(wanted)))
+        if found is None:
+            origin = "worker_python" if python else "RLT_WORKER_PYTHON"
+            raise ValueError(f"{origin} is {os.fspath(wanted)!r}, which is no executable: give an interpreter's path")
+        if start == "auto":
+            start = "zygote" if found == shutil.which(sys.executable) else "spawn"
+        return cls(found, start)
+
+    def with_gl(self) -> LaunchPlan:
+        """The same with the OpenGL back end chosen, which may take a process that tries EGL."""
+        return LaunchPlan(self.python, self.start, choose_gl(os.environ, self.python))
+
+    def environment(self) -> dict[str, str]:
+        """
+        :return: Environment variables of the processes.
+        """
+        result = {**os.environ, **self.gl.environment(), "PYTHONUNBUFFERED": "1"}
+        # One worker per core, and a process with BLAS threads could not be forked safely.
+        result.update({name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")})
+        # Workers do not compute on GPUs, and robosuite asserts that EGL's device number is among CUDA's.
+        result.pop("CUDA_VISIBLE_DEVICES", None)
+        if self.python != shutil.which(sys.executable):
+            for name in ("PYTHONPATH", "PYTHONHOME"):  # meant for our interpreter
+                result.pop(name, None)
+        return result
+
+    def popen(self, kind: str, argument: str, descriptors: Sequence[int]) -> subprocess.Popen:
+        """Run :mod:`rlt_gym.libero.launch`; it says by itself where its output goes."""
+        return subprocess.Popen(
+            [self.python, _LAUNCH, kind, argument],
+            pass_fds=tuple(descriptors),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL if kind == "zygote" else None,
+            env=self.environment(),
+        )
+
+
+class WorkerProcess(Protocol):
+    """What :func:`start_worker` returns."""
+
+    pid: int
+
+    def end(self) -> None:
+        """Kill it and wait until it is gone. Safe to call twice."""
+
+
+def _reap(process: subprocess.Popen) -> None:
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # a starved machine may take its time
+        process.wait(timeout=30)
+
+
+class _Spawned:
+    def __init__(self, plan: LaunchPlan, descriptors: Sequence[int], settings: dict[str, Any], slots: int):
+        names = ("channel_fd", "lifeline_fd", "pictures_fd", "log_fd")
+        arguments = {"owner": os.getpid(), "slots": slots, "settings": settings}
+        arguments.update(zip(names, descriptors, strict=True))
+        self._process = plan.popen("worker", json.dumps(arguments), descriptors)
+        self.pid = self._process.pid
+
+    def end(self) -> None:
+        _reap(self._process)
+
+
+class _Forked:
+    def __init__(self, zygote: _Zygote, descriptors: Sequence[int], settings: dict[str, Any], slots: int):
+        self._zygote = zygote
+        self.pid: int = zygote.request("fork", descriptors, settings=settings, slots=slots)
+
+    def end(self) -> None:
+        # A dead zygote has taken its workers with it.
+        with contextlib.suppress(WorkerFailure):
+            self._zygote.request("end", timeout=15.0, child=self.pid)
+
+
+def _end_zygote(process: subprocess.Popen, control: socket.socket, owner: int) -> None:
+    if os.getpid() == owner:  # and not a fork of it
+        control.close()
+        _reap(process)
+
+
+class _Zygote:
+    """This process's end of a zygote; lives as long as a worker or an environment refers to it."""
+
+    def __init__(self, plan: LaunchPlan, timeout: float):
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._log = anonymous_file("rlt-zygote-log")
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        arguments = {"control_fd": theirs.fileno(), "log_fd": self._log, "owner": os.getpid()}
+        self._process = plan.popen("zygote", json.dumps(arguments), (theirs.fileno(), self._log))
+        theirs.close()
+        weakref.finalize(self, _end_zygote, self._process, self._control, os.getpid())
+        weakref.finalize(self, os.close, self._log)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def request(
+        self, command: str, descriptors: Sequence[int] = (), timeout: float | None = None, **arguments: Any
+    ) -> Any:
+        """
+        :param timeout: Seconds, if others than usual.
+        :raises WorkerFailure: The zygote raised, died or hung; in the last case it is killed, and its workers with it.
+        """
+        content = pickle.dumps((command, arguments), protocol=4)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        with self._lock:
+            try:
+                self._control.settimeout(self._timeout if timeout is None else timeout)
+                self._control.sendmsg([content], rights)
+                answer = self._control.recv(1 << 16)
+                if not answer:
+                    raise EOFError
+            except (OSError, EOFError) as error:
+                self._process.send_signal(signal.SIGKILL)
+                raise WorkerFailure(
+                    f"The zygote of the LIBERO workers died or hung ({error!r}).\n{tail(self._log)}"
+                ) from error
+        status, value = pickle.loads(answer)
+        if status == "error":
+            raise WorkerFailure(f"The zygote of the LIBERO workers failed:\n{value}\n{tail(self._log)}")
+        return value
+
+
+#: One per plan, shared by the environments of this process.
+_zygotes: weakref.WeakValueDictionary[tuple[int, LaunchPlan], _Zygote] = weakref.WeakValueDictionary()
+_zygotes_lock = threading.Lock()
+
+
+def zygote_for(plan: LaunchPlan, timeout: float) -> _Zygote:
+    """
+    :param plan: How workers are started.
+    :param timeout: Seconds it may take to answer.
+    :return: The living zygote for it.
+    """
+    key = (os.getpid(), plan)
+    with _zygotes_lock:
+        zygote = _zygotes.get(key)
+        if zygote is None or not zygote.alive():
+            zygote = _zygotes[key] = _Zygote(plan, timeout)
+        return zygote
+
+
+def start_worker(
+    plan: LaunchPlan,
+    descriptors: Sequence[int],
+    settings: dict[str, Any],
+    slots: int,
+    task_ids: Sequence[int],
+    timeout: float,
+) -> WorkerProcess:
+    """
+    :param plan: How; ``descriptors`` and the rest as in :func:`rlt_gym.libero.worker.run`.
+    :param task_ids: Tasks whose models a zygote builds ahead.
+    :param timeout: Seconds a zygote may take for that.
+    :raises WorkerFailure: It did not.
+    """
+    if plan.start == "spawn":
+        return _Spawned(plan, descriptors, settings, slots)
+    zygote = zygote_for(plan, timeout)
+    zygote.request("prepare", settings=settings, task_ids=list(task_ids))
+    return _Forked(zygote, descriptors, settings, slots)
+
+
+def tail(log: int, size: int = 3000) -> str:
+    """
+    :param log: Descriptor of the log file.
+    :return: Its last words, or an empty string.
+    """
+    length = os.fstat(log).st_size
+    words = os.pread(log, size, max(0, length - size)).decode(errors="replace").strip()
+    return f"Its last output:\n{words}" if words else ""
