@@ -226,7 +226,8 @@ def evaluate(
     """Play the first ``n_states`` initial states of a split, each exactly once.
 
     The env restarts its fixed sequence at every ``reset(options={"init_states": split})``: episode ``j`` of env ``i``
-    is pair ``(N - 1 - i) + j * N``. An env that has played its share goes on until the others are done; those episodes
+    is pair ``(N - 1 - i) + j * N``. An episode that ended with ``worker_restarted`` does not count: the env plays it
+    again. An env that has played its share goes on until the others are done; those episodes
     are not counted. Evaluation is deterministic and touches neither the policy nor any training state.
 
     :param policy: see :func:`as_policy`
@@ -263,6 +264,10 @@ def evaluate(
         obs, _, terminations, truncations, infos = env.step(act(obs))
         for i in np.flatnonzero(terminations | truncations).tolist():
             final = infos["final_info"]
+            if _per_env(final, "worker_restarted", i, False):  # a broken simulator; the env plays this pair again
+                frames.pop(pairs[i], None)
+                chunks[i] = -1
+                continue
             row = StateResult(
                 pair=pairs[i],
                 task_id=int(_per_env(final, "task_id", i, 0)),

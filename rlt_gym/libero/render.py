@@ -140,7 +140,7 @@ class Renderer:
             self._culling.apply()
         viewport = mujoco.MjrRect(0, 0, side, side)
         mujoco.mjr_render(viewport, self._scene, self._context)
-        picture = np.empty((side, side, 3), dtype=np.uint8)
+        picture = np.zeros((side, side, 3), dtype=np.uint8)  # stays so if the GL context is lost
         mujoco.mjr_readPixels(picture, None, viewport, self._context)
         return picture
 
