@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import types
 
 import gymnasium as gym
 import numpy as np
@@ -153,6 +154,22 @@ def test_training_states_depend_on_seed_and_not_on_the_number_of_workers(env):
     assert two["init_index"][0] != two["init_index"][1]
 
 
+def test_an_evaluation_does_not_set_practice_back(env):
+    """Training goes on with the episode after the last one it began; a seed starts its sequence anew."""
+    _, first = env.reset(seed=9)
+    _, second = env.reset()
+    env.reset(options={"init_states": "selection"})
+    env.reset()
+    _, third = env.reset(options={"init_states": "train"})
+    _, again = env.reset(seed=9)
+    assert np.array_equal(first["init_index"], again["init_index"])
+    _, again = env.reset()
+    assert np.array_equal(second["init_index"], again["init_index"])
+    _, again = env.reset()
+    assert np.array_equal(third["init_index"], again["init_index"])
+    assert len({tuple(info["init_index"]) for info in (first, second, third)}) == 3
+
+
 def test_bad_actions_leave_the_workers_alive(env):
     env.reset(seed=0)
     for bad, message in (
@@ -184,3 +201,49 @@ def test_single_env_passes_gymnasiums_checker_and_renders():
     frame = single.render()
     assert frame.shape == (256, 256, 3) and frame.dtype == np.uint8 and frame.std() > 20
     single.close()
+
+
+
+
+class ClipByImageio:
+    """moviepy's class, as far as Gymnasium's RecordVideo uses it: moviepy is no dependency of this package."""
+
+    def __init__(self, frames, fps):
+        self.frames, self.fps = frames, fps
+
+    def write_videofile(self, path, **_):
+        import imageio.v3 as iio
+
+        iio.imwrite(path, np.stack(self.frames), fps=self.fps)
+
+
+def test_gymnasiums_wrappers_work(tmp_path, monkeypatch):
+    """RecordEpisodeStatistics and RecordVideo, for one environment and for a vector."""
+    import imageio.v3 as iio
+
+    for name in ("moviepy", "moviepy.video", "moviepy.video.io", "moviepy.video.io.ImageSequenceClip"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["moviepy.video.io.ImageSequenceClip"].ImageSequenceClip = ClipByImageio
+    arguments = {"task_ids": [1], "chunk_length": 2, "render_mode": "rgb_array", **FAST}
+    single = gym.make("LIBERO-v0", **arguments, max_episode_steps=3)  # Gymnasium's own limit, in chunks
+    single = gym.wrappers.RecordEpisodeStatistics(single)
+    single = gym.wrappers.RecordVideo(single, str(tmp_path / "single"), episode_trigger=lambda _: True)
+    single.reset(seed=0)
+    results = [single.step(np.zeros((2, 7), dtype=np.float32)) for _ in range(3)]
+    assert [result[3] for result in results] == [False, False, True]
+    assert results[-1][4]["episode"]["l"] == 3 and results[-1][4]["episode"]["r"] == 0.0
+    single.close()
+    vector = gym.make_vec("LIBERO-v0", num_envs=2, vectorization_mode="vector_entry_point", **arguments)
+    vector.unwrapped.max_episode_steps = 4
+    vector = gym.wrappers.vector.RecordEpisodeStatistics(vector)
+    vector = gym.wrappers.vector.RecordVideo(vector, str(tmp_path / "vector"), step_trigger=lambda step: step == 0)
+    vector.reset(seed=0)
+    for _ in range(2):
+        *_, truncations, infos = vector.step(np.zeros((2, 2, 7), dtype=np.float32))
+    assert truncations.all()
+    assert infos["episode"]["l"].tolist() == [2, 2] and infos["episode"]["r"].tolist() == [0.0, 0.0]
+    vector.close()
+    for folder, frames in (("single", 4), ("vector", None)):
+        (video,) = (tmp_path / folder).glob("*.mp4")
+        film = iio.imread(video)
+        assert film.std() > 10 and (frames is None or film.shape == (frames, 256, 256, 3))
