@@ -138,8 +138,19 @@ def test_a_megabyte_on_stdout_and_stderr_is_harmless(env):
     assert os.fstat(env._pool.clients[0]._log).st_size < 9 << 20  # the log starts over
 
 
-def test_too_many_restarts_raise_with_the_last_words():
-    env = LiberoVectorEnv(1, "libero_goal", [1], chunk_length=1, max_restarts=1, **FAST)
+@pytest.fixture()
+def interpreter(tmp_path):
+    """A wrapper script that stands for another interpreter."""
+    path = tmp_path / "python"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_too_many_restarts_raise_with_the_last_words_and_close_ends_the_zygote(interpreter):
+    # its own interpreter, so that it does not share the zygote of the other environments here
+    start = {"worker_python": interpreter, "worker_start": "zygote"}
+    env = LiberoVectorEnv(1, "libero_goal", [1], chunk_length=1, max_restarts=1, **start, **FAST)
     pids = [*env.worker_pids, zygote_of(env)]
     for _ in range(2):
         env.reset(seed=0)
@@ -173,7 +184,7 @@ def test_close_during_a_step_ends_it():
     env = LiberoVectorEnv(1, "libero_goal", [1], chunk_length=1, **FAST)
     env.reset(seed=0)
     inject(env, 0, "hang_at_step")
-    pids = [*env.worker_pids, zygote_of(env)]
+    pids = env.worker_pids
     raised = []
 
     def step():
@@ -244,11 +255,8 @@ def test_a_worker_has_no_training_library_and_its_zygote_one_thread(env):
     assert len(os.listdir(f"/proc/{zygote_of(env)}/task")) == 1
 
 
-def test_another_interpreter_by_plain_subprocess_gives_the_same_bits(env, tmp_path):
-    """A wrapper script stands for it: neither PYTHONPATH nor the name of our interpreter reaches the worker."""
-    interpreter = tmp_path / "python"
-    interpreter.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    interpreter.chmod(0o755)
+def test_another_interpreter_by_plain_subprocess_gives_the_same_bits(env, interpreter):
+    """Neither PYTHONPATH nor the name of our interpreter reaches the worker."""
     assert LaunchPlan.checked("auto", interpreter).start == "spawn"
     expected, _ = env.reset(seed=5)
     actions = np.random.default_rng(0).uniform(-1, 1, (2, CHUNK, 7)).astype(np.float32)
