@@ -81,14 +81,14 @@ class LaunchPlan:
                 result.pop(name, None)
         return result
 
-    def popen(self, kind: str, argument: str, descriptors: Sequence[int]) -> subprocess.Popen:
-        """Run :mod:`rlt_gym.libero.launch`; it says by itself where its output goes."""
+    def popen(self, kind: str, argument: str, descriptors: Sequence[int], log: int) -> subprocess.Popen:
+        """Run :mod:`rlt_gym.libero.launch`, with its output in a log from its first import on."""
         return subprocess.Popen(
             [self.python, _LAUNCH, kind, argument],
             pass_fds=tuple(descriptors),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL if kind == "zygote" else None,
+            stdout=log,
+            stderr=log,
             env=self.environment(),
         )
 
@@ -111,9 +111,9 @@ def _reap(process: subprocess.Popen) -> None:
 class _Spawned:
     def __init__(self, plan: LaunchPlan, descriptors: Sequence[int], settings: dict[str, Any], slots: int):
         names = ("channel_fd", "lifeline_fd", "pictures_fd", "log_fd")
-        arguments = {"owner": os.getpid(), "slots": slots, "settings": settings}
-        arguments.update(zip(names, descriptors, strict=True))
-        self._process = plan.popen("worker", json.dumps(arguments), descriptors)
+        arguments: dict[str, Any] = dict(zip(names, descriptors, strict=True))
+        arguments.update(owner=os.getpid(), slots=slots, settings=settings)
+        self._process = plan.popen("worker", json.dumps(arguments), descriptors, arguments["log_fd"])
         self.pid = self._process.pid
 
     def end(self) -> None:
@@ -145,8 +145,8 @@ class _Zygote:
         self._lock = threading.Lock()
         self._log = anonymous_file("rlt-zygote-log")
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        arguments = {"control_fd": theirs.fileno(), "log_fd": self._log, "owner": os.getpid()}
-        self._process = plan.popen("zygote", json.dumps(arguments), (theirs.fileno(), self._log))
+        arguments = {"control_fd": theirs.fileno(), "owner": os.getpid()}
+        self._process = plan.popen("zygote", json.dumps(arguments), (theirs.fileno(),), self._log)
         theirs.close()
         weakref.finalize(self, _end_zygote, self._process, self._control, os.getpid())
         weakref.finalize(self, os.close, self._log)

@@ -136,11 +136,8 @@ class Zygote:
 
 
 def main(argument: str) -> None:
-    """``launch.py zygote JSON`` with ``control_fd``, ``log_fd`` and ``owner``."""
+    """``launch.py zygote JSON`` with ``control_fd`` and ``owner``."""
     arguments = json.loads(argument)
-    for stream in (1, 2):
-        os.dup2(arguments["log_fd"], stream)
-    os.close(arguments["log_fd"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=arguments["control_fd"])
     try:
