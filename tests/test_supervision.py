@@ -24,9 +24,6 @@ FAST = {"assets": "embedded", "render": "fast", "image_size": 48}
 CHUNK = 2
 FAULTS = "rlt_gym.libero.faults:"
 
-#: What runs under a worker's interpreter.
-WORKER_SIDE = ("bootstrap gl launch lifeline osc render simulator tasks transport worker zygote faults").split()
-
 
 def inject(env, index, name, **arguments):
     """Call a function of rlt_gym.libero.faults in one worker."""
@@ -297,23 +294,37 @@ def test_an_interpreter_without_libero_says_so(monkeypatch, tmp_path):
         LiberoVectorEnv(**FAST)
 
 
-@pytest.mark.parametrize("name", WORKER_SIDE)
-def test_worker_modules_are_python_3_8_and_need_nothing_else(name):
-    path = Path(gl.__file__).with_name(f"{name}.py")
-    tree = ast.parse(path.read_text(), feature_version=(3, 8))
-    imported = set()
+LIBERO = Path(gl.__file__).parent
+
+
+def imports_of(name):
+    """Modules that a module of rlt_gym.libero imports, anywhere in it; it must be Python 3.8."""
+    tree = ast.parse((LIBERO / f"{name}.py").read_text(), feature_version=(3, 8))
+    future = False
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names}
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            imported.add(node.module)
+            future = future or node.module == "__future__"
+            yield node.module
         elif isinstance(node, ast.Call) and any(keyword.arg == "strict" for keyword in node.keywords):
             pytest.fail(f"{name}.py:{node.lineno}: zip(strict=) is of Python 3.10")
-    allowed = {"libero", "numpy", "mujoco", "robosuite", "numba", "OpenGL"} | set(sys.stdlib_module_names)
-    own = {f"rlt_gym.libero.{module}" for module in WORKER_SIDE} | {"rlt_gym.libero"}
-    assert not {module for module in imported if module.split(".")[0] not in allowed} - own
-    future = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
-    assert future, "annotations are evaluated without `from __future__ import annotations`"
+    assert future, f"{name}.py: annotations are evaluated without `from __future__ import annotations`"
+
+
+def test_worker_modules_are_python_3_8_and_need_nothing_but_libero():
+    """All that the processes of launch.py reach inside this package."""
+    allowed = {"libero", "numpy", "mujoco", "robosuite", "numba", "OpenGL", *sys.stdlib_module_names}
+    open_, known = {"launch", "worker", "zygote", "gl", "faults"}, set()
+    while open_:
+        name = open_.pop()
+        known.add(name)
+        for module in imports_of(name):
+            if module.split(".")[0] in allowed or module == "rlt_gym.libero":
+                continue
+            assert module.startswith("rlt_gym.libero."), f"{name}.py imports {module}"
+            open_ |= {module.split(".")[2]} - known
+    assert {"bootstrap", "simulator", "render", "tasks", "transport", "lifeline"} <= known
 
 
 def test_messages_survive_another_numpy_and_partial_reads():
