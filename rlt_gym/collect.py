@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from rlt_gym.demos import DemoWriter
@@ -48,35 +47,6 @@ class CollectConfig:
         get_tasks(self.suite, self.task_ids)
         if self.demos < 1:
             raise ValueError(f"demos is {self.demos}; it must be at least 1")
-
-
-def record_demo(simulator: Any, index: int, seed: int, noise: float, max_steps: int) -> dict[str, Any]:
-    """
-    One expert episode, played inside a worker.
-
-    :param simulator: The worker's :class:`~rlt_gym.libero.simulator.LiberoSimulator`.
-    :param index: Initial state of the training split.
-    :return: Row t is the observation before action t: ``agentview``, ``wrist`` uint8 (T, S, S, 3), ``proprio`` (T, 8),
-        ``actions`` (T, 7), ``object_positions`` (T, n, 3) in m; and ``success``.
-    """
-    from rlt_gym.libero.experts import ScriptedExpert
-
-    observation = simulator.reset("train", index)
-    expert = ScriptedExpert(simulator.problem, noise=noise)
-    expert.reset(np.random.default_rng(seed))
-    rows: dict[str, list[np.ndarray]] = {}
-    success = False
-    for _ in range(max_steps):
-        row = {**observation, "object_positions": simulator.object_positions()}
-        action = expert.act()
-        row["actions"] = np.asarray(expert.clean_action, dtype=np.float32)
-        for key, value in row.items():
-            rows.setdefault(key, []).append(value)
-        result = simulator.step_chunk(action[None])
-        observation, success = result.observation, result.success
-        if success:
-            break
-    return {**{key: np.stack(values) for key, values in rows.items()}, "success": success}
 
 
 def collect(config: CollectConfig) -> list[Path]:
@@ -140,4 +110,4 @@ def _record(
         }
         for index in indices
     ]
-    return env.call_workers("rlt_gym.collect:record_demo", arguments)
+    return env.call_workers("rlt_gym.libero.experts.record:record_demo", arguments)

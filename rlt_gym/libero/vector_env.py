@@ -138,7 +138,7 @@ class LiberoVectorEnv(VectorEnv):
         obs_stride: int | None = None,
         worker_start: str = "auto",
         worker_python: str | os.PathLike[str] | None = None,
-        worker_timeout: float = 120.0,
+        worker_timeout: float = 300.0,
         max_restarts: int = 10,
         resident_tasks: int | None = None,
     ):
@@ -473,14 +473,16 @@ class LiberoVectorEnv(VectorEnv):
     def call_workers(self, function: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
         """
         Run ``module:name`` of this package on the simulators, e.g. to record a scripted expert. The episodes that the
-        simulators were playing are lost: call :meth:`reset` before the next :meth:`step`.
+        simulators were playing are lost: call :meth:`reset` before the next :meth:`step`. A call may play a whole
+        episode, so it may take ten times ``worker_timeout``.
 
         :param function: Its first parameter is the worker's simulator.
         :param arguments: One dict per worker used (at most ``num_envs``): ``task_id`` and ``arguments``.
         :raises WorkerError: The function raised, or a worker died; those that did are replaced.
         """
         answers, failures = self._pool.ask(
-            {env: ("call", {"function": function, **entry}) for env, entry in enumerate(arguments[: self.num_envs])}
+            {env: ("call", {"function": function, **entry}) for env, entry in enumerate(arguments[: self.num_envs])},
+            patience=10.0,
         )
         for env, failure in failures.items():
             self._pool.restart(env, failure)

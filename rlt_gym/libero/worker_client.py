@@ -56,7 +56,7 @@ class WorkerClient:
     """
 
     def __init__(
-        self, plan: LaunchPlan, settings: dict[str, Any], slots: int, task_ids: Sequence[int], timeout: float = 120.0
+        self, plan: LaunchPlan, settings: dict[str, Any], slots: int, task_ids: Sequence[int], timeout: float = 300.0
     ):
         self._timeout = timeout
         self._number = 0
@@ -99,14 +99,15 @@ class WorkerClient:
         except OSError as error:
             raise self._broken(error) from error
 
-    def receive(self) -> Any:
+    def receive(self, patience: float = 1.0) -> Any:
         """
+        :param patience: How many times the usual timeout to wait.
         :return: The answer to the last :meth:`send`.
         :raises WorkerFailure: The worker raised, died or did not answer in time.
         """
         while True:
             try:
-                number, status, value = self._channel.receive(self._timeout)
+                number, status, value = self._channel.receive(patience * self._timeout)
             except (EOFError, OSError) as error:
                 raise self._broken(error) from error
             if number == self._number:
@@ -198,11 +199,14 @@ class WorkerPool:
                 self.clients[worker].close()
             return
 
-    def ask(self, questions: dict[int, tuple[str, dict[str, Any]]]) -> tuple[dict[int, Any], dict[int, WorkerFailure]]:
+    def ask(
+        self, questions: dict[int, tuple[str, dict[str, Any]]], patience: float = 1.0
+    ) -> tuple[dict[int, Any], dict[int, WorkerFailure]]:
         """
         Ask several workers and wait for all of them, so that none is kept waiting by one that broke.
 
         :param questions: Command and arguments by worker.
+        :param patience: How many times the usual timeout to wait.
         :return: Answers and failures by worker. Those that failed are to be restarted.
         """
         answers: dict[int, Any] = {}
@@ -214,7 +218,7 @@ class WorkerPool:
                 failures[worker] = failure
         for worker in questions.keys() - failures.keys():
             try:
-                answers[worker] = self.clients[worker].receive()
+                answers[worker] = self.clients[worker].receive(patience)
                 self._in_a_row[worker] = 0
             except WorkerFailure as failure:
                 failures[worker] = failure
