@@ -1,6 +1,5 @@
 """The LIBERO layer on real scenes: equality with stock LIBERO, vector semantics, seeds, errors, processes."""
 
-import os
 import subprocess
 import sys
 import types
@@ -201,8 +200,6 @@ def test_single_env_passes_gymnasiums_checker_and_renders():
     frame = single.render()
     assert frame.shape == (256, 256, 3) and frame.dtype == np.uint8 and frame.std() > 20
     single.close()
-
-
 
 
 class ClipByImageio:
