@@ -8,9 +8,6 @@ from rlt_gym.libero.experts.geometry import Array, hand_rotation, ramp, rotation
 from rlt_gym.libero.experts.scene import Scene
 from rlt_gym.libero.experts.skills import CLOSE, OPEN, Command
 
-#: The line between the fingers at a drawer's handle, which is a level bar.
-FINGERS = np.array([0.0, 0.0, -1.0])
-
 
 class _Drawer:
     """
@@ -44,6 +41,11 @@ class _Drawer:
         """(3,) where the palm looks: a level hand, wide between the fingers, would sweep the table."""
         return -np.cos(self.tilt) * self.pull - np.array([0.0, 0.0, np.sin(self.tilt)])
 
+    @property
+    def fingers(self) -> Array:
+        """(3,) line between the fingers: upright, as a handle is a level bar; its sign turns the wrist less."""
+        return np.array([0.0, 0.0, 1.0 if self.palm[1] > 0.0 else -1.0])
+
     def handle(self) -> Array:
         """
         :return: (3,) centre of the drawer's part that sticks out most
@@ -62,7 +64,7 @@ class _Drawer:
 
     def _retreat(self) -> Command:
         up = np.array([0.0, 0.0, 0.02 * max(0, self.count - 5)])
-        return Command(self.anchor + self.pull * 0.06 + up, OPEN, FINGERS, self.palm)
+        return Command(self.anchor + self.pull * 0.06 + up, OPEN, self.fingers, self.palm)
 
 
 class OpenDrawer(_Drawer):
@@ -81,7 +83,7 @@ class OpenDrawer(_Drawer):
         self.count += 1
         scene, pull = self.scene, self.pull
         hand, handle = scene.hand_position, self.handle() - self.depth * pull
-        palm, fingers = self.palm, FINGERS
+        palm, fingers = self.palm, self.fingers
         near = 1.0 - ramp(float(np.linalg.norm(handle - hand)), 0.04, 0.12)
         if self.stage == "retreat":
             return self._retreat()
@@ -129,7 +131,7 @@ class CloseDrawer(_Drawer):
                 self._enter("retreat")
             elif float(np.linalg.norm(across)) > 0.05:
                 self._enter("approach")
-            return Command(hand - 0.04 * pull + across, CLOSE, FINGERS, self.palm, 1.0)
+            return Command(hand - 0.04 * pull + across, CLOSE, self.fingers, self.palm, 1.0)
         front = handle + self.standoff * pull
         if float(np.linalg.norm(front - hand)) < 0.025 and scene.opening < 0.02:
             self._enter("push")
@@ -139,4 +141,4 @@ class CloseDrawer(_Drawer):
             target[2] = max(handle[2] + 0.16, hand[2] - 0.02)
             gate = 1.0 - ramp(target[2] - hand[2], 0.01, 0.06)
             target[:2] = hand[:2] + gate * (target - hand)[:2]
-        return Command(target, CLOSE, FINGERS, self.palm)
+        return Command(target, CLOSE, self.fingers, self.palm)

@@ -94,7 +94,7 @@ class Grasp:
         positions, axes = (np.stack([pose[part] for pose in poses]) for part in (0, 1))
         shared = 0.05 * np.abs(turns - jitter) + 0.05 * np.arccos(np.clip(np.abs(axes @ HOME_FINGER_AXIS), 0.0, 1.0))
         for tried in self.tried:
-            shared += 0.3 * (np.abs(np.angle(np.exp(1j * (tried - turns)))) < 0.2)
+            shared += 0.4 * (np.abs(np.angle(np.exp(1j * (tried - turns)))) < 0.4)
         geoms, best = self.scene.obstacles(self.name), np.inf
         for opening in (WIDE_OPEN, NARROW) if self.rule.rim else (WIDE_OPEN,):
             costs = 3.0 * blocked(self.scene, geoms, positions, axes, opening) + shared

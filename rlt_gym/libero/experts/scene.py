@@ -83,7 +83,10 @@ class Scene:
         """
         if name in self.env.obj_body_id:
             return int(self.env.obj_body_id[name])
-        return int(self.env.sim.model.body_name2id("floor" if name == "floor" else "table"))
+        # the scene's own table or floor: LIBERO names its body differently from scene to scene
+        names = self.env.sim.model.body_names
+        bodies = [body for body in (name, str(self.env.workspace_name), "table", "floor") if body in names]
+        return int(self.env.sim.model.body_name2id(bodies[0]))
 
     def geoms(self, name: str) -> list[int]:
         """

@@ -24,7 +24,8 @@ class NoSkillError(ValueError):
 
 def in_order(goals: list[list[str]]) -> list[list[str]]:
     """
-    Goals in an order in which none undoes another: what is stood on before what stands on it, closing last.
+    Goals in an order in which none undoes another: what is stood on before what stands on it, a drawer
+    filled before it is closed.
 
     :param goals: predicates such as ``["in", "butter_1", "wooden_cabinet_1_top_region"]``
     :return: the same, sorted; otherwise the order is kept
@@ -32,7 +33,7 @@ def in_order(goals: list[list[str]]) -> list[list[str]]:
 
     def rank(goal: list[str]) -> int:
         if goal[0].lower() == "close":
-            return 10
+            return 10 if any(len(other) == 3 and other[2] == goal[1] for other in goals) else 0
         below = [other for other in goals if len(goal) == len(other) == 3 and other[1] == goal[2]]
         return 1 + rank(below[0]) if below else 0
 
