@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import random
 import signal
@@ -198,11 +199,14 @@ class Campaign:
         self.counts[name]["orphans"] += seconds is None
         return ORPHAN_SECONDS if seconds is None else seconds
 
-    def run(self, injections: int) -> None:
-        """All faults, in random order."""
+    def run(self, injections: int, minutes: float) -> None:
+        """All faults, in random order, as many as the time allows."""
+        deadline = time.monotonic() + 60 * minutes
         plan = [name for name, (share, _) in FAULTS.items() for _ in range(max(1, round(share * injections)))]
         self.random.shuffle(plan)
         for number, name in enumerate(plan, start=1):
+            if time.monotonic() > deadline:
+                break
             self.counts[name]["injected"] += 1
             start, seconds = time.monotonic(), None
             signal.alarm(HANG_SECONDS)
@@ -243,6 +247,7 @@ def be_a_parent(start: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--injections", type=int, default=300)
+    parser.add_argument("--minutes", type=float, default=60.0, help="stop after so long, with what was done")
     parser.add_argument("--num-envs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write the table as JSON as well")
@@ -251,19 +256,22 @@ def main() -> int:
     if arguments.be_a_parent:
         be_a_parent(arguments.be_a_parent)
 
+    logging.getLogger("rlt_gym").setLevel(logging.ERROR)  # it announces every restart
+
     def on_alarm(*_: Any) -> None:
         raise Hang
 
     signal.signal(signal.SIGALRM, on_alarm)
     campaign = Campaign(arguments.num_envs, arguments.seed)
-    campaign.run(arguments.injections)
+    campaign.run(arguments.injections, arguments.minutes)
     columns = ("injected", "hangs", "orphans", "wrong transitions", "unnoticed", "neighbours disturbed")
     print("| fault | " + " | ".join(columns) + " | median s |")
     print("|---" * (len(columns) + 2) + "|")
     total: Counter[str] = Counter()
     for name, counts in campaign.counts.items():
         total.update(counts)
-        cells = [str(counts[column]) for column in columns] + [f"{np.median(campaign.seconds[name]):.2f}"]
+        median = f"{np.median(campaign.seconds[name]):.2f}" if campaign.seconds[name] else "-"
+        cells = [str(counts[column]) for column in columns] + [median]
         print(f"| {name} | " + " | ".join(cells) + " |")
     print("| **all** | " + " | ".join(f"**{total[column]}**" for column in columns) + " | |")
     print(
