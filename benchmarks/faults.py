@@ -142,6 +142,7 @@ class Campaign:
         if name == "SIGKILL of the zygote":
             os.kill(parent_of(pid), signal.SIGKILL)
             expected[:] = True
+            result["orphans"] += seconds_until_dead(env.worker_pids) is None  # before they can answer once more
         elif function is None:
             os.kill(pid, signal.SIGKILL if name == "SIGKILL" else signal.SIGSTOP)
         else:
