@@ -1,16 +1,19 @@
-"""Callbacks of a run: count control steps, stop at the budget, choose the best model on the selection states."""
+"""Callbacks of a run: stop at the budget, choose the best model on the selection states, act at safe points."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
-from rlt_sb3.evaluation import Evaluation
+from rlt_sb3.evaluation import Evaluation, compare
+from rlt_sb3.metrics import throughput
+from rlt_sb3.run_dir import replacing
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,14 @@ class BudgetCallback(BaseCallback):
         self.max_minutes = max_minutes
         self.on_progress = on_progress
         self.control_steps = 0
+        #: minutes of earlier parts of a resumed run
+        self.minutes_before = 0.0
         self._start = time.monotonic()
 
     @property
     def minutes(self) -> float:
-        """Minutes since training began."""
-        return (time.monotonic() - self._start) / 60
+        """Minutes of training so far."""
+        return self.minutes_before + (time.monotonic() - self._start) / 60
 
     @property
     def used(self) -> float:
@@ -78,73 +83,182 @@ class BudgetCallback(BaseCallback):
         self.logger.record("time/minutes", self.minutes)
         if self.on_progress is not None:
             self.on_progress(self.used)
-        return self.used < 1.0
+        # Stable-Baselines3 itself stops at total_chunks, after the updates for the last ones. Stopping here would leave
+        # them out, and a run of 200 chunks would differ from one of 100 that is resumed.
+        return self.used < 1.0 or self.num_timesteps >= self.total_chunks
 
 
 class SelectionCallback(BaseCallback):
-    """Evaluates the deterministic policy on the selection states every so many chunks and keeps the best model.
-
-    The same workers serve training and evaluation. So it acts at the start of a rollout, when every transition has been
-    stored, and afterwards starts new training episodes: no transition crosses an evaluation.
+    """Evaluates the deterministic policy on the selection states and keeps the best model; driven by
+    :class:`SafePointCallback`.
 
     :param evaluate: ``model -> Evaluation`` on the selection states
-    :param restart: puts the env back on its training states and returns the first observations
     :param every: chunks between two evaluations
     :param baseline: the frozen VLA on the same states
     :param budget: the run's :class:`BudgetCallback`
     :param best_path: where the best model is saved
     :param on_point: called after each evaluation
+    :param guard: "warn" leaves a policy below the VLA alone (``on_point`` tells), "restore" puts the best networks back
     """
 
     def __init__(
         self,
         evaluate: Callable[[Any], Evaluation],
-        restart: Callable[[], Any],
         every: int,
         baseline: Evaluation,
         budget: BudgetCallback,
-        best_path: str,
+        best_path: Path,
         on_point: Callable[[SelectionPoint], None] | None = None,
+        guard: str = "warn",
     ):
         super().__init__()
         self.evaluate = evaluate
-        self.restart = restart
         self.every = every
         self.baseline = baseline
         self.budget = budget
         self.best_path = best_path
         self.on_point = on_point
+        self.guard = guard
         self.points: list[SelectionPoint] = []
         self.best: Evaluation | None = None
-
-    def _on_rollout_start(self) -> None:
-        # Counted in crossings of multiples, since num_timesteps moves by num_envs at a time.
-        if self.num_timesteps // self.every > len(self.points):
-            self.run()
-            self.model._last_obs = self.restart()
+        self.best_chunks = 0
 
     def _on_step(self) -> bool:
         return True
 
+    @property
+    def last(self) -> int:
+        """Chunks at the last evaluation."""
+        return self.points[-1].chunks if self.points else 0
+
+    @property
+    def due(self) -> bool:
+        """Whether a multiple of ``every`` has been passed since the last evaluation."""
+        # crossings, not equality: num_timesteps moves by num_envs at a time
+        return self.model.num_timesteps // self.every > self.last // self.every
+
+    def keep(self, result: Evaluation) -> None:
+        """Make the present model the best one."""
+        self.best, self.best_chunks = result, self.model.num_timesteps
+        with replacing(self.best_path) as temporary, temporary.open("wb") as file:
+            self.model.save(file)
+
     def run(self) -> SelectionPoint:
         """Evaluate now and keep the model if it is the best so far."""
         result = self.evaluate(self.model)
-        point = SelectionPoint(self.num_timesteps, self.budget.control_steps, self.budget.minutes, result)
+        point = SelectionPoint(self.model.num_timesteps, self.budget.control_steps, self.budget.minutes, result)
         self.points.append(point)
+        below = self.below_vla(result)
         if self.best is None or _order(result) >= _order(self.best):
-            self.best = result
-            self.model.save(self.best_path)
+            self.keep(result)
+        paired = compare(self.baseline, result)
         self.logger.record("selection/success_rate", result.rate)
         self.logger.record("selection/vla_success_rate", self.baseline.rate)
-        self.logger.record("selection/below_vla", float(self.below_vla(result)))
-        self.logger.dump(self.num_timesteps)
+        self.logger.record("selection/below_vla", float(below))
+        self.logger.record("selection/fixed", paired.fixed)
+        self.logger.record("selection/broken", paired.broken)
+        self.logger.record("selection/throughput", throughput(result.successes, result.control_steps))
+        if result.successes:
+            self.logger.record("selection/steps_to_success", result.steps_to_success)
+        if self.guard == "restore":
+            self.logger.record("selection/restored", float(below))
+            if below:
+                self.restore()
+        self.logger.dump(self.model.num_timesteps)
         if self.on_point is not None:
             self.on_point(point)
         return point
 
+    def restore(self) -> None:
+        """
+        Put the best model's networks and optimisers back; replay buffer and counters stay as they are.
+
+        If the best is the untrained model, which plays the VLA's chunks, only the actor goes back: the critics have
+        learned since, and an actor that followed untrained ones would only fall again.
+        """
+        from stable_baselines3.common.save_util import load_from_zip_file
+
+        _, parameters, _ = load_from_zip_file(self.best_path, device=self.model.device)
+        assert parameters is not None
+        chosen: dict[str, Any] = dict(parameters)
+        if self.best_chunks == 0:
+            chosen = {name: entry for name, entry in chosen.items() if not name.startswith("critic")}
+            chosen["policy"] = {key: value for key, value in chosen["policy"].items() if key.startswith("actor")}
+        self.model.set_parameters(chosen, exact_match=False, device=self.model.device)
+
     def below_vla(self, result: Evaluation) -> bool:
         """Whether the success rate fell below the frozen VLA's interval on the same states."""
         return result.rate < self.baseline.interval[0]
+
+
+class SafePointCallback(BaseCallback):
+    """
+    Everything that may only happen between two rollouts: selection evaluations, checkpoints, stopping after Ctrl-C.
+
+    At the start of a rollout every transition has been stored and every update done. Evaluation uses the simulators of
+    training, and a checkpoint cannot hold the state of a simulator, so after either of them new training episodes
+    begin: the run that goes on and the run that is resumed from the checkpoint do the same.
+
+    :param selection: asked whether an evaluation is due
+    :param restart: starts new training episodes and returns their first observations; its argument counts the restarts
+    :param save: writes a checkpoint
+    :param save_every: chunks between two checkpoints; None for those after selection evaluations only
+    :param check_interrupt: raises ``KeyboardInterrupt`` when the run is to stop
+    """
+
+    def __init__(
+        self,
+        selection: SelectionCallback,
+        restart: Callable[[int], Any],
+        save: Callable[[], Any],
+        save_every: int | None = None,
+        check_interrupt: Callable[[], None] = lambda: None,
+    ):
+        super().__init__()
+        self.selection = selection
+        self.restart = restart
+        self.save = save
+        self.save_every = save_every
+        self.check_interrupt = check_interrupt
+        self.restarts = 0
+        self.saved = 0  # chunks at the last checkpoint
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        try:
+            self.check_interrupt()
+            due = self.selection.due
+            if due:
+                self.selection.run()
+            if due or self._save_due:
+                self.begin_episodes()
+                self.checkpoint()
+        except KeyboardInterrupt:
+            self.finish()
+            raise
+
+    @property
+    def _save_due(self) -> bool:
+        every = self.save_every
+        return every is not None and self.model.num_timesteps // every > self.saved // every
+
+    def begin_episodes(self) -> None:
+        """Start new training episodes, which no return crosses."""
+        self.restarts += 1
+        self.model._last_obs = self.restart(self.restarts)
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint."""
+        self.saved = self.model.num_timesteps
+        self.save()
+
+    def finish(self) -> None:
+        """Write the last checkpoint, if there was anything since the one before; the episodes begun are given up."""
+        if self.saved < self.model.num_timesteps:
+            self.restarts += 1
+            self.checkpoint()
 
 
 def _order(evaluation: Evaluation) -> tuple[int, float]:

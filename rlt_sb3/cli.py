@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
@@ -65,6 +67,56 @@ def _load(path: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
+def normalise(config_class: Any, args: Sequence[str]) -> list[str]:
+    """
+    Forms that people expect of a command line, as the parser takes them: ``--all-checkpoints`` for
+    ``--all_checkpoints true``, ``--merge a b`` for ``--merge '["a", "b"]'``, and ``--resume RUN``, which stands for the
+    run's own configuration as well.
+
+    :param config_class: the command's dataclass
+    :param args: the rest of the command line
+    """
+    types = {field.name: str(getattr(field.type, "__name__", field.type)) for field in fields(config_class)}
+    out: list[str] = []
+    rest = list(args)
+    while rest:
+        arg = rest.pop(0)
+        option, equals, value = arg.partition("=")
+        if not option.startswith("--"):
+            out.append(arg)
+            continue
+        key = option[2:].replace("-", "_")
+        following = bool(rest) and not rest[0].startswith("--")
+        if types.get(key) == "bool" and not equals and (not following or rest[0] not in ("true", "false")):
+            arg = f"--{key}=true"
+        elif types.get(key, "").startswith("list[str]") and not equals and following and rest[0][:1] not in "[":
+            names = []
+            while rest and not rest[0].startswith("--"):
+                names.append(rest.pop(0))
+            arg = f"--{key}={json.dumps(names)}"
+            if key == "merge":
+                out.append("")  # no RUN
+        else:
+            arg = f"--{key}{equals}{value}"
+        out.append(arg)
+    return out
+
+
+def _with_config_of_resumed(args: list[str]) -> list[str]:
+    """Let the configuration of the run in ``--resume`` come before everything else."""
+    from pathlib import Path
+
+    given = [arg.partition("=")[2] if "=" in arg else args[i + 1 : i + 2] for i, arg in enumerate(args)
+             if arg == "--resume" or arg.startswith("--resume=")]  # fmt: skip
+    if not given:
+        return args
+    path = Path(given[-1][0] if isinstance(given[-1], list) and given[-1] else str(given[-1]))
+    for folder in (path, path.parent.parent):
+        if (folder / "config.yaml").is_file():
+            return ["--config", str(folder / "config.yaml"), *args]
+    raise ValueError(f"There is no run to resume in {path}: --resume takes the folder that `rlt train` wrote.")
+
+
 def parse(command: str, args: Sequence[str]) -> Any:
     """Settings of a command from a YAML file and overrides.
 
@@ -78,7 +130,10 @@ def parse(command: str, args: Sequence[str]) -> Any:
     parser = ArgumentParser(prog=f"rlt {command}", description=COMMANDS[command][2], allow_abbrev=False)
     parser.add_argument("--config", action="config", help="YAML file with settings; later arguments override it")
     parser.add_class_arguments(config_class, as_group=False, as_positional=True)
-    settings = parser.instantiate(parser.parse_args(list(args)))
+    tidy = normalise(config_class, args)
+    if command == "train":
+        tidy = _with_config_of_resumed(tidy)
+    settings = parser.instantiate(parser.parse_args(tidy))
     return config_class(**{key: value for key, value in vars(settings).items() if key != "config"})
 
 
@@ -86,9 +141,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point.
 
     :param argv: arguments without the program's name
-    :return: exit status: what the command returned if that is a number, else 0; 2 for a wrong setting, 130 after an
-        interrupt
+    :return: exit status: what the command returned if that is a number, else 0; 1 if something went wrong, 2 for a
+        wrong setting, 130 after an interrupt
     """
+    from rlt_sb3.errors import RunError
+
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help", "help"):
         print(usage())
@@ -111,6 +168,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, FileNotFoundError) as error:
         print(f"rlt {command}: {error}", file=sys.stderr)
         return 2
+    except (RunError, OSError) as error:
+        print(f"rlt {command}: {error}", file=sys.stderr)
+        return 1
     return status if isinstance(status, int) else 0
 
 

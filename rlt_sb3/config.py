@@ -11,6 +11,10 @@ from typing import Any
 
 import yaml
 
+#: Choices of ``algorithm`` and ``guard``.
+NAMES = ("rlt", "tqc")
+GUARDS = ("warn", "restore")
+
 
 @dataclass
 class EnvConfig:
@@ -79,11 +83,21 @@ class TrainConfig:
     :param name: name of the run; its folder is ``out/name`` (``name-2`` and so on if that one exists)
     :param out: where runs are kept
     :param env: the environment
-    :param rlt: keyword arguments of ``rlt_sb3.RLT`` (see its page for what there is)
+    :param algorithm: "rlt", or "tqc", the baseline without the method (sb3-contrib's TQC on the same observations)
+    :param rlt: keyword arguments of ``rlt_sb3.RLT`` (see its page for what there is); classes as "torch.nn:GELU"
+    :param tqc: keyword arguments of ``sb3_contrib.TQC``, used with ``algorithm: tqc``
     :param evaluation: the evaluations
     :param total_chunks: stop after this many chunks (transitions, over all simulators)
     :param total_control_steps: stop after this many control steps
     :param max_minutes: stop training after this many minutes, selection evaluations included
+    :param save_every: write a checkpoint every so many chunks, besides those after each selection evaluation; the
+        training episodes under way are cut there
+    :param keep_checkpoints: checkpoints that keep their replay buffer; of older ones only the model stays
+    :param guard: when the policy falls below the frozen VLA's interval in a selection evaluation: "warn", or "restore"
+        the best networks so far as well
+    :param video_every: film every so many training episodes and selection states
+    :param wandb: keyword arguments of ``wandb.init``, e.g. ``{project: rlt}``, to log to Weights & Biases as well
+    :param resume: go on with this run (or with this one of its checkpoints)
     :param seed: seed of the algorithm and of the training initial states
     :param torch_threads: threads of torch in the training process
     :param log_interval: episodes between two rows of metrics.csv
@@ -93,15 +107,28 @@ class TrainConfig:
     name: str = "rlt"
     out: str = "runs"
     env: EnvConfig = field(default_factory=EnvConfig)
+    algorithm: str = "rlt"
     rlt: dict[str, Any] = field(default_factory=dict)
+    tqc: dict[str, Any] = field(default_factory=dict)
     evaluation: EvalSettings = field(default_factory=EvalSettings)
     total_chunks: int = 4000
     total_control_steps: int | None = None
     max_minutes: float | None = None
+    save_every: int | None = None
+    keep_checkpoints: int = 2
+    guard: str = "warn"
+    video_every: int | None = None
+    wandb: dict[str, Any] | None = None
+    resume: str | None = None
     seed: int = 0
     torch_threads: int = 1
     log_interval: int = 4
     progress: bool = True
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments of the chosen algorithm."""
+        return getattr(self, self.algorithm)
 
     def check(self) -> None:
         """Refuse what cannot work, before any process starts.
@@ -115,6 +142,9 @@ class TrainConfig:
             "evaluation.selection_every": self.evaluation.selection_every,
             "total_chunks": self.total_chunks,
             "total_control_steps": self.total_control_steps,
+            "save_every": self.save_every,
+            "keep_checkpoints": self.keep_checkpoints,
+            "video_every": self.video_every,
             "torch_threads": self.torch_threads,
             "log_interval": self.log_interval,
         }
@@ -125,10 +155,16 @@ class TrainConfig:
             raise ValueError(f"max_minutes must be positive (or left out for no limit), got {self.max_minutes}.")
         if not self.name or Path(self.name).name != self.name:
             raise ValueError(f"name must be a plain folder name, got {self.name!r}; use out for where runs are kept.")
-        reserved = {"seed", "policy", "env", "tensorboard_log", "_init_setup_model"} & set(self.rlt)
+        for name, choice, allowed in (("algorithm", self.algorithm, NAMES), ("guard", self.guard, GUARDS)):
+            if choice not in allowed:
+                raise ValueError(f"Unknown {name} {choice!r}; choose one of {', '.join(allowed)}.")
+        if (self.video_every is not None or self.evaluation.videos) and self.env.render_mode is None:
+            raise ValueError("Videos need env.render_mode 'rgb_array'; or set evaluation.videos and video_every off.")
+        reserved = {"seed", "policy", "env", "tensorboard_log", "_init_setup_model"} & set(self.settings)
         if reserved:
             raise ValueError(
-                f"rlt may not contain {sorted(reserved)}: the run sets them itself (seed: use the run's seed)."
+                f"{self.algorithm} may not contain {sorted(reserved)}: the run sets them itself (seed: use the run's "
+                "seed)."
             )
 
 
@@ -136,11 +172,16 @@ class TrainConfig:
 class EvalConfig:
     """Evaluate a finished (or interrupted) run; the architecture comes from the run itself.
 
-    :param run: folder of the run
+    :param run: folder of the run (nothing with ``merge``)
     :param model: "best", "last", "vla", or the path of a saved model
     :param n_states: initial states; ``None`` takes the run's own number
-    :param split: "eval", "selection" or "train"
+    :param split: "eval", "selection" or "train"; ``None`` for "eval", with ``all_checkpoints`` for "selection"
     :param num_envs: simulators; ``None`` takes the run's own number
+    :param vla: show the frozen VLA on the same states beside it (played, unless the run has it)
+    :param all_checkpoints: every checkpoint of the run instead of one model
+    :param shard: "k/n": only the k-th of n parts of the states
+    :param merge: files of all parts, to be put together: ``rlt eval --merge FILE FILE ...``
+    :param device: where the model runs
     :param out: where to write the JSON; ``None`` for ``RUN/eval-MODEL-SPLIT.json`` (with a CSV beside it)
     :param progress: show a progress bar
     """
@@ -148,8 +189,13 @@ class EvalConfig:
     run: str
     model: str = "best"
     n_states: int | None = None
-    split: str = "eval"
+    split: str | None = None
     num_envs: int | None = None
+    vla: bool = True
+    all_checkpoints: bool = False
+    shard: str | None = None
+    merge: list[str] | None = None
+    device: str = "cpu"
     out: str | None = None
     progress: bool = True
 
@@ -159,14 +205,19 @@ class ReportConfig:
     """Write report.html and learning_curve.png of a run again from its files.
 
     :param run: folder of the run
+    :param beside: other runs whose policies get a row in the table, e.g. the TQC baseline of the same task
     """
 
     run: str
+    beside: list[str] | None = None
 
 
 def save_config(config: TrainConfig, path: Path) -> None:
     """Write a configuration in the form that ``rlt train --config`` reads."""
-    path.write_text(yaml.safe_dump(asdict(config), sort_keys=False))
+    from rlt_sb3.run_dir import replacing
+
+    with replacing(path) as temporary:
+        temporary.write_text(yaml.safe_dump(asdict(config) | {"resume": None}, sort_keys=False))
 
 
 def load_config(path: Path) -> TrainConfig:

@@ -221,7 +221,8 @@ def evaluate(
     split: str = "eval",
     name: str | None = None,
     on_episode: Callable[[StateResult], None] | None = None,
-    record_states: int = 0,
+    record_states: int | range = 0,
+    shard: tuple[int, int] = (0, 1),
 ) -> Evaluation:
     """Play the first ``n_states`` initial states of a split, each exactly once.
 
@@ -236,9 +237,13 @@ def evaluate(
     :param split: "eval", "selection" or "train"
     :param name: name for tables; by default "vla" or "policy"
     :param on_episode: called after every counted episode (progress bars)
-    :param record_states: keep one picture per chunk of the pairs below this number (the env needs ``render_mode``)
-    :raises ValueError: for an unknown split or policy, ``n_states < 1``, or an env in another autoreset mode
-    :raises RuntimeError: if the env repeats an initial state (fewer states than asked for)
+    :param record_states: keep one picture per chunk of the pairs below this number, or in this range (the env needs
+        ``render_mode``)
+    :param shard: (k, n) plays only the pairs k, k + n, k + 2n, ... below ``n_states``
+    :raises ValueError: for an unknown split or policy, ``n_states < 1``, a shard without states, or an env in another
+        autoreset mode
+    :raises RuntimeError: if the env repeats an initial state (fewer states than asked for), or if a worker fails again
+        and again on the same one
     """
     from gymnasium.vector import AutoresetMode
 
@@ -246,21 +251,55 @@ def evaluate(
         raise ValueError(f"Unknown split {split!r}; choose one of {SPLITS}.")
     if n_states < 1:
         raise ValueError(f"n_states must be at least 1, got {n_states}.")
+    if not 0 <= shard[0] < min(shard[1], n_states):
+        raise ValueError(f"shard must be (k, n) with 0 <= k < n and k < n_states={n_states}, got {shard}.")
     mode = env.metadata.get("autoreset_mode")
     if mode != AutoresetMode.SAME_STEP:
         raise ValueError(f"evaluate needs an env in AutoresetMode.SAME_STEP, got {mode}.")
     act = as_policy(policy)
+    filmed = range(record_states) if isinstance(record_states, int) else record_states
+    options: dict[str, Any] = {"init_states": split} | ({"shard": shard} if shard != (0, 1) else {})
+    rows, frames, lost = _play(act, env, n_states, options, shard, on_episode, filmed)
+    # An episode that ended because its worker had to be restarted says nothing about the policy: play it again.
+    for attempt in range(3):
+        for pair in sorted(lost):
+            again = (pair, pair + 1)
+            options = {"init_states": split, "shard": again}
+            found, film, _ = _play(act, env, pair + 1, options, again, on_episode, filmed)
+            rows |= found
+            frames |= film
+        lost = lost - rows.keys()
+        if lost and attempt == 2:
+            raise RuntimeError(f"The workers failed three times on the initial states {sorted(lost)} of {split!r}.")
+    default_name = policy if isinstance(policy, str) else "policy"
+    return Evaluation(name or default_name, split, [rows[pair] for pair in sorted(rows)], frames)
+
+
+def _play(
+    act: PolicyFn,
+    env: gym.vector.VectorEnv,
+    n_states: int,
+    options: dict[str, Any],
+    shard: tuple[int, int],
+    on_episode: Callable[[StateResult], None] | None,
+    filmed: range,
+) -> tuple[dict[int, StateResult], dict[int, list[np.ndarray]], set[int]]:
+    """
+    One pass over (a shard of) the sequence.
+
+    :return: outcomes, films, and the pairs that were lost with a worker
+    """
     n_envs = env.num_envs
-    share = [len(range(n_envs - 1 - i, n_states, n_envs)) for i in range(n_envs)]
+    share = [len(range(shard[0] + (n_envs - 1 - i) * shard[1], n_states, n_envs * shard[1])) for i in range(n_envs)]
     played = [0] * n_envs
     chunks = [0] * n_envs
     rows: dict[int, StateResult] = {}
     frames: dict[int, list[np.ndarray]] = {}
-
-    obs, infos = env.reset(options={"init_states": split})
+    lost: set[int] = set()
+    obs, infos = env.reset(options=options)
     while any(played[i] < share[i] for i in range(n_envs)):
-        pairs = [(n_envs - 1 - i) + played[i] * n_envs for i in range(n_envs)]
-        _record(env, frames, [pair if pair < min(record_states, n_states) else None for pair in pairs])
+        pairs = [shard[0] + ((n_envs - 1 - i) + played[i] * n_envs) * shard[1] for i in range(n_envs)]
+        _record(env, frames, [pair if pair in filmed and pair < n_states else None for pair in pairs])
         obs, _, terminations, truncations, infos = env.step(act(obs))
         for i in np.flatnonzero(terminations | truncations).tolist():
             final = infos["final_info"]
@@ -276,13 +315,19 @@ def evaluate(
                 steps=int(_per_env(final, "episode_steps", i, chunks[i] + 1)),
                 chunks=chunks[i] + 1,
             )
-            if played[i] < share[i]:
+            if played[i] >= share[i]:
+                pass
+            elif _per_env(final, "worker_restarted", i, False):
+                lost.add(row.pair)
+                frames.pop(row.pair, None)
+            else:
                 if row.pair in frames and "final_frame" in final:
                     frames[row.pair].append(np.array(final["final_frame"][i], copy=True))
                 if any((r.task_id, r.init_index) == (row.task_id, row.init_index) for r in rows.values()):
                     raise RuntimeError(
                         f"The env played initial state {row.init_index} of task {row.task_id} twice; the split "
-                        f"{split!r} has fewer than n_states={n_states} different states. Ask for at most {len(rows)}."
+                        f"{options['init_states']!r} has fewer than n_states={n_states} different states. "
+                        f"Ask for at most {len(rows)}."
                     )
                 rows[row.pair] = row
                 if on_episode is not None:
@@ -291,8 +336,7 @@ def evaluate(
             chunks[i] = -1
         for i in range(n_envs):
             chunks[i] += 1
-    default_name = policy if isinstance(policy, str) else "policy"
-    return Evaluation(name or default_name, split, [rows[pair] for pair in sorted(rows)], frames)
+    return rows, frames, lost
 
 
 def _record(env: gym.vector.VectorEnv, frames: dict[int, list[np.ndarray]], pairs: list[int | None]) -> None:

@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
+
+
+def quiet_bar(**kwargs: Any) -> Any:
+    """
+    A tqdm bar without tqdm's monitor thread, which nothing would ever stop.
+
+    :param kwargs: of tqdm
+    """
+    from tqdm import tqdm
+
+    class Bar(tqdm):
+        monitor_interval = 0
+
+    return Bar(**kwargs)
 
 
 class Progress:
@@ -12,14 +27,12 @@ class Progress:
     """
 
     def __init__(self, enabled: bool = True):
-        from tqdm import tqdm
-
         interactive = sys.stderr.isatty()
         self._costs: dict[str, tuple[float, int]] = {}
         self._done: dict[str, float] = {}
         self._phase = ""
         # A log file gets a line now and then instead of a redrawn one.
-        self._bar = tqdm(
+        self._bar = quiet_bar(
             total=1.0,
             disable=not enabled,
             mininterval=0.5 if interactive else 30.0,

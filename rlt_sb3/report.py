@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rlt_sb3.algorithms import ALGORITHMS
 from rlt_sb3.config import ReportConfig
-from rlt_sb3.evaluation import Evaluation
+from rlt_sb3.evaluation import Evaluation, compare
 from rlt_sb3.run_dir import replacing
 
 
@@ -20,7 +22,7 @@ def report(config: ReportConfig) -> Path:
 
     :return: the page
     """
-    return write_report(Path(config.run))
+    return write_report(Path(config.run), [Path(name) for name in config.beside or []])
 
 
 def read_evaluations(run: Path) -> dict[str, Any]:
@@ -52,17 +54,21 @@ def _number(text: str | None) -> float:
         return float("nan")
 
 
-def write_report(run: Path) -> Path:
+def write_report(run: Path, beside: Sequence[Path] = ()) -> Path:
     """Write learning_curve.png and report.html.
 
     :param run: folder of a run, finished or not
+    :param beside: other runs whose policies get a row; they must have played the same held-out states
     :return: the page
+    :raises ValueError: if a folder is no run, or one beside played other states
     """
     import jinja2
 
     data = read_evaluations(run)
     write_learning_curve(run, data)
-    rows = [_row(data[key]) for key in ("vla", "rlt") if key in data]
+    rows = [_row(data[key]) for key in ("vla", *ALGORITHMS) if key in data]
+    for other in beside:
+        rows += _rows_beside(data, other)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("rlt_sb3"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -93,6 +99,21 @@ def _row(data: dict[str, Any]) -> dict[str, str]:
         "steps": "–" if np.isnan(result.steps_to_success) else f"{result.steps_to_success:.0f}",
         "control_steps": f"{result.control_steps}",
     }
+
+
+def _rows_beside(data: dict[str, Any], other: Path) -> list[dict[str, str]]:
+    """Rows of another run's policies, named after the run."""
+    theirs = read_evaluations(other)
+    rows = []
+    for key in ALGORITHMS:
+        if key in theirs:
+            if "vla" in data:
+                compare(Evaluation.from_dict(data["vla"]), Evaluation.from_dict(theirs[key]))
+            row = _row(theirs[key])
+            rows.append(row | {"policy": f"{row['policy']} (run {other.name})"})
+    if not rows:
+        raise ValueError(f"{other} has no final evaluation.")
+    return rows
 
 
 def _inline(path: Path) -> str | None:
@@ -130,10 +151,13 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
         points = [(0, baseline), *points]
     if points:
         x = [step for step, _ in points]
+        label = points[-1][1].policy if data["selection"] else "RLT"
         rates = np.array([e.rate for _, e in points])
         bounds = np.array([e.interval for _, e in points])
         errors = np.abs(bounds.T - rates)
-        axes.errorbar(x, rates, yerr=errors, marker="o", capsize=3, color="tab:blue", label="RLT, selection states")
+        axes.errorbar(
+            x, rates, yerr=errors, marker="o", capsize=3, color="tab:blue", label=f"{label}, selection states"
+        )
     if "rollout/success_rate" in metrics:
         known = ~np.isnan(metrics["rollout/success_rate"])
         axes.plot(
@@ -144,7 +168,7 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
             label="training episodes, with exploration (last 100)",
         )
     last = max([step for step, _ in points], default=1) or 1
-    for key, colour in (("vla", "black"), ("rlt", "tab:green")):
+    for key, colour in (("vla", "black"), ("rlt", "tab:green"), ("tqc", "tab:red")):
         if key in data:
             result = Evaluation.from_dict(data[key])
             low, high = result.interval

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rlt_sb3.algorithms import ALGORITHMS
 from rlt_sb3.evaluation import Evaluation, csv_rows, dumps
 
 
@@ -51,9 +52,21 @@ class RunDir:
         with replacing(self.path / name) as temporary:
             temporary.write_text(dumps(data))
         if name == "evaluations.json":
-            parts = [data[key] for key in ("vla", "vla_selection", "rlt") if key in data]
+            parts = [data[key] for key in ("vla", "vla_selection", *ALGORITHMS) if key in data]
             with replacing(self.path / "evaluations.csv") as temporary:
                 temporary.write_text(csv_rows([Evaluation.from_dict(part) for part in parts]))
+
+    def write_films(self, name: str, evaluation: Evaluation) -> None:
+        """
+        Write every film of an evaluation: ``videos/<name>-state-<pair>-<success|failure>.mp4``.
+
+        :param name: begins the names of the files
+        :param evaluation: with or without frames
+        """
+        outcome = {row.pair: "success" if row.success else "failure" for row in evaluation.rows}
+        for pair, frames in evaluation.frames.items():
+            (self.path / "videos").mkdir(exist_ok=True)
+            write_video(self.path / "videos" / f"{name}-state-{pair:03d}-{outcome[pair]}.mp4", frames, hold=0)
 
     def write_videos(self, before: Evaluation, after: Evaluation) -> dict[str, Any] | None:
         """Write before.mp4 and after.mp4 of one initial state.
@@ -77,25 +90,25 @@ class RunDir:
             "init_index": row.init_index,
             "before_success": pair in won["before"],
             "after_success": pair in won["after"],
-            "chosen": "the first filmed held-out state that RLT solves and the frozen VLA does not"
+            "chosen": f"the first filmed held-out state that {after.policy} solves and the frozen VLA does not"
             if pair in won["after"] - won["before"]
             else "the first held-out state",
         }
 
 
-def write_video(path: Path, frames: list[np.ndarray], fps: int = 5, width: int = 256) -> None:
+def write_video(path: Path, frames: list[np.ndarray], fps: int = 5, width: int = 256, hold: int | None = None) -> None:
     """Write pictures as H.264, which every browser plays.
 
     :param path: the mp4
     :param frames: (H, W, 3) uint8 each
     :param fps: pictures per second
     :param width: smaller pictures are enlarged by a whole number to about this width
+    :param hold: how often the last picture is repeated; by default for a second
     """
     import imageio.v2 as imageio
 
     scale = max(1, width // frames[0].shape[1])
-    # The last picture stays for a second.
-    frames = frames + [frames[-1]] * fps
+    frames = frames + [frames[-1]] * (fps if hold is None else hold)
     with replacing(path) as temporary:
         with imageio.get_writer(temporary, fps=fps, codec="libx264", macro_block_size=2, quality=7) as writer:
             for frame in frames:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlt_sb3.config import EnvConfig, TrainConfig, save_config
-from rlt_sb3.evaluation import Comparison, Evaluation, PolicyFn, Predictor, StateResult, compare, evaluate
+from rlt_sb3.algorithms import ALGORITHMS, as_predictor, check_settings, get_algorithm, load_model
+from rlt_sb3.checkpoints import Checkpoint, find_checkpoint
+from rlt_sb3.config import EnvConfig, TrainConfig, load_config, save_config
+from rlt_sb3.evaluation import Comparison, Evaluation, PolicyFn, Predictor, StateResult, as_policy, compare, evaluate
+from rlt_sb3.imports import check_import
+from rlt_sb3.interrupt import Interrupt
 from rlt_sb3.progress import Progress
 from rlt_sb3.run_dir import RunDir, machine
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from rlt_sb3.callbacks import SelectionCallback, SelectionPoint
+    from rlt_sb3.callbacks import SelectionPoint
 
 # A chunk of training costs this much more than one of evaluation (gradient steps); only the ETA depends on it.
 TRAINING_COST = 1.5
@@ -31,7 +36,7 @@ class TrainResult:
 
     :param run: its folder
     :param vla: the frozen VLA on the held-out states
-    :param rlt: the best model on the same states
+    :param rlt: the best model (of whichever algorithm) on the same states
     :param comparison: the two, paired
     :param selection: evaluations during training, on the selection states
     """
@@ -52,6 +57,8 @@ def make_env(config: EnvConfig, split: str, seed: int) -> gym.vector.VectorEnv:
     """
     import gymnasium as gym
 
+    if ":" in config.id:  # Gymnasium imports what stands before the colon
+        check_import(config.id.split(":")[0], "env.id")
     kwargs = config.make_kwargs()
     if kwargs.get("render_mode") is None:
         kwargs.pop("render_mode", None)
@@ -76,53 +83,86 @@ def check_device(device: str) -> None:
         ) from error
 
 
-def _check_rlt(settings: dict[str, Any]) -> None:
-    """Refuse unknown settings of the algorithm before a simulator starts.
+class Run:
+    """What the phases of a run share.
 
-    :raises ValueError: names what there is
+    :param config: its settings
+    :param env: the vector environment that serves them all
+    :param files: its folder
+    :param progress: its progress bar
+    :param interrupt: asked between chunks whether to stop
+    :param data: results so far; written to evaluations.json
     """
-    from inspect import signature
 
-    from rlt_sb3 import RLT
-
-    known = [name for name in signature(RLT.__init__).parameters if name != "self"]
-    unknown = sorted(set(settings) - set(known))
-    if unknown:
-        raise ValueError(f"RLT has no setting {', '.join(unknown)}; there is {', '.join(known)}.")
-
-
-class _Run:
-    """The state that the phases of :func:`train` share."""
-
-    def __init__(self, config: TrainConfig, env: gym.vector.VectorEnv, files: RunDir, progress: Progress):
+    def __init__(
+        self,
+        config: TrainConfig,
+        env: gym.vector.VectorEnv,
+        files: RunDir,
+        progress: Progress,
+        interrupt: Interrupt,
+        data: dict[str, Any] | None = None,
+    ):
         self.config = config
         self.env = env
         self.files = files
         self.progress = progress
+        self.interrupt = interrupt
         self.started = time.monotonic()
-        self.data: dict[str, Any] = {"config": asdict(config), "machine": machine(), "selection": []}
+        self.data = {"selection": []} if data is None else data
+        self.data |= {"config": asdict(config), "machine": machine()}
+        self.minutes_before = float(self.data.get("minutes", 0.0))
 
     def store(self, **entries: Any) -> None:
         """Add results to evaluations.json, so that an interrupted run keeps what it has."""
-        self.data.update(entries, minutes=(time.monotonic() - self.started) / 60)
+        minutes = self.minutes_before + (time.monotonic() - self.started) / 60
+        self.data.update(entries, minutes=minutes)
         self.files.write_json("evaluations.json", self.data)
 
-    def evaluate(self, policy: str | Predictor | PolicyFn, split: str, name: str, record: bool = False) -> Evaluation:
-        """Evaluate and keep the progress bar moving."""
+    def evaluate(
+        self,
+        policy: str | Predictor | PolicyFn,
+        split: str,
+        name: str,
+        record_states: int | range = 0,
+        n_states: int | None = None,
+    ) -> Evaluation:
+        """Evaluate, keep the progress bar moving, stop at once after Ctrl-C."""
         settings = self.config.evaluation
-        n_states = settings.n_states if split == "eval" else settings.selection_states
+        if n_states is None:
+            n_states = settings.n_states if split == "eval" else settings.selection_states
+        act = as_policy(policy)
+
+        def checked(observations: dict[str, np.ndarray]) -> np.ndarray:
+            self.interrupt.check()
+            return act(observations)
 
         def on_episode(row: StateResult) -> None:
             self.progress.advance(1.0)
 
-        record_states = settings.record_states if record and settings.videos else 0
         return evaluate(
-            policy, self.env, n_states, split=split, name=name, on_episode=on_episode, record_states=record_states
+            checked, self.env, n_states, split=split, name=name, on_episode=on_episode, record_states=record_states
         )
+
+    def vla(self, split: str, key: str, phase: str) -> Evaluation:
+        """The frozen VLA on a split; a resumed run has it already."""
+        if key in self.data:
+            return Evaluation.from_dict(self.data[key])
+        self.progress.phase(phase)
+        result = self.evaluate("vla", split, "frozen VLA", self.filmed if split == "eval" else 0)
+        self.store(**{key: result.to_dict()})
+        self.progress.say(f"{phase + ':':<31} {result}")
+        return result
+
+    @property
+    def filmed(self) -> int:
+        """How many held-out states are filmed."""
+        settings = self.config.evaluation
+        return min(settings.record_states, settings.n_states) if settings.videos else 0
 
 
 def train(config: TrainConfig) -> TrainResult:
-    """Run everything that ``make demo`` shows.
+    """Run everything that ``make demo`` shows, or go on with a run (``config.resume``).
 
     Three disjoint sets of initial states: RLT practises on "train", the best model is chosen on "selection", and only
     "eval" is reported, on which frozen VLA and best model are paired.
@@ -130,6 +170,7 @@ def train(config: TrainConfig) -> TrainResult:
     :param config: the run
     :return: the evaluations; every file is in the run's folder
     :raises ValueError: for settings that cannot work, before any process starts
+    :raises CheckpointError: if a checkpoint cannot be written or read
     :raises KeyboardInterrupt: after saving, if interrupted
     """
     config.check()
@@ -138,47 +179,92 @@ def train(config: TrainConfig) -> TrainResult:
     # Building the first optimizer imports this lazily; after software OpenGL has been loaded that import can crash.
     import torch._dynamo
 
+    from rlt_sb3.metrics import import_wandb
     from rlt_sb3.report import write_report
 
     check_device(config.env.device or "cpu")
-    check_device(config.rlt.get("device", "cpu"))
-    _check_rlt(config.rlt)
+    check_device(config.settings.get("device", "cpu"))
+    check_settings(config.algorithm, config.settings)
+    if config.wandb is not None:
+        import_wandb()
+    folder, checkpoint, data = _resumed(config)
     torch.set_num_threads(config.torch_threads)
     env = make_env(config.env, "eval", config.seed)
-    files = RunDir.create(Path(config.out) / config.name)
     progress = Progress(enabled=config.progress)
-    run = _Run(config, env, files, progress)
-    try:
-        save_config(config, files.path / "config.yaml")
-        _plan(progress, config, GUESSED_CHUNKS)
-        progress.say(f"Run {files.path}: {config.env.id}, {config.env.num_envs} simulators, seed {config.seed}")
-
-        progress.phase("frozen VLA, held-out states")
-        vla = run.evaluate("vla", "eval", "frozen VLA", record=True)
-        run.store(vla=vla.to_dict())
-        progress.say(f"frozen VLA, held-out states:    {vla}")
-        _plan(progress, config, float(np.mean([row.chunks for row in vla.rows])))
-        progress.phase("frozen VLA, selection states")
-        baseline = run.evaluate("vla", "selection", "frozen VLA")
-        run.store(vla_selection=baseline.to_dict())
-        progress.say(f"frozen VLA, selection states:   {baseline}")
-
-        model, selection = _learn(run, baseline)
-
-        progress.phase("RLT, held-out states")
-        best = type(model).load(files.path / "best_model.zip", device=model.device)
-        rlt = run.evaluate(best, "eval", "RLT", record=True)
-        comparison = compare(vla, rlt)
-        run.store(rlt=rlt.to_dict(), comparison=asdict(comparison))
-        films = files.write_videos(vla, rlt) if config.evaluation.videos else None
-        run.store(videos=films)
-    finally:
-        progress.close()
-        env.close()
+    with Interrupt() as interrupt:
+        try:
+            files = RunDir.create(Path(config.out) / config.name) if folder is None else RunDir(folder)
+            run = Run(config, env, files, progress, interrupt, data)
+            save_config(config, files.path / "config.yaml")
+            _plan(progress, config, GUESSED_CHUNKS)
+            progress.say(f"Run {files.path}: {config.env.id}, {config.env.num_envs} simulators, seed {config.seed}")
+            result = _phases(run, checkpoint)
+        finally:
+            progress.close()
+            env.close()
     write_report(files.path)
     print(summary(run.data))
     print(f"\nEverything is in {files.path}; open {files.path / 'report.html'}")
-    return TrainResult(files.path, vla, rlt, comparison, selection.points)
+    return result
+
+
+def _phases(run: Run, checkpoint: Checkpoint | None) -> TrainResult:
+    """Frozen VLA, training, best model."""
+    from rlt_sb3.learn import Training
+
+    config, progress = run.config, run.progress
+    label = get_algorithm(config.algorithm).label
+    vla = run.vla("eval", "vla", "frozen VLA, held-out states")
+    _plan(progress, config, float(np.mean([row.chunks for row in vla.rows])))
+    baseline = run.vla("selection", "vla_selection", "frozen VLA, selection states")
+
+    training = Training(run, baseline, checkpoint)
+    training.learn()
+
+    progress.phase("best model, held-out states")
+    best = load_model(config.algorithm, run.files.path / "best_model.zip", device=training.model.device)
+    final = run.evaluate(as_predictor(config.algorithm, best), "eval", label, run.filmed)
+    comparison = compare(vla, final)
+    run.store(**{config.algorithm: final.to_dict(), "comparison": asdict(comparison)})
+    if run.filmed and not vla.frames:  # a resumed run: the same films again
+        vla.frames = run.evaluate("vla", "eval", "frozen VLA", run.filmed, n_states=run.filmed).frames
+    run.store(videos=run.files.write_videos(vla, final) if run.filmed else None)
+    return TrainResult(run.files.path, vla, final, comparison, training.selection.points)
+
+
+def resume(path: str | Path, **changes: Any) -> TrainResult:
+    """
+    Go on with a run from Python; ``rlt train --resume`` does the same.
+
+    :param path: folder of the run, or one of its checkpoints
+    :param changes: settings to change, for example ``total_chunks``
+    :return: as :func:`train`
+    """
+    run, _ = find_checkpoint(Path(path))
+    return train(replace(load_config(run / "config.yaml"), resume=str(path), **changes))
+
+
+#: What a resumed run may not change: it is in the checkpoint, or results could not be compared any more.
+FIXED = ("algorithm", "env", "rlt", "tqc", "seed", "evaluation.n_states", "evaluation.selection_states")
+
+
+def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[str, Any] | None]:
+    """
+    :return: folder, checkpoint and results of the run to go on with, or None each
+    :raises ValueError: if a setting was changed that must stay
+    """
+    if config.resume is None:
+        return None, None, None
+    folder, checkpoint = find_checkpoint(Path(config.resume))
+    saved = load_config(folder / "config.yaml")
+    for name in FIXED:
+        old, new = attrgetter(name)(saved), attrgetter(name)(config)
+        if old != new:
+            raise ValueError(f"A resumed run must keep {name}: the run has {old}, given was {new}.")
+    data = checkpoint.read_state()["results"]
+    for key in (config.algorithm, "comparison", "videos"):  # of a run that had come to its end
+        data.pop(key, None)
+    return folder, checkpoint, data
 
 
 def _plan(progress: Progress, config: TrainConfig, chunks_per_episode: float) -> None:
@@ -194,115 +280,9 @@ def _plan(progress: Progress, config: TrainConfig, chunks_per_episode: float) ->
                 selections * settings.selection_states * chunks_per_episode,
                 selections * settings.selection_states,
             ),
-            "RLT, held-out states": (settings.n_states * chunks_per_episode, settings.n_states),
+            "best model, held-out states": (settings.n_states * chunks_per_episode, settings.n_states),
         }
     )
-
-
-def _learn(run: _Run, baseline: Evaluation) -> tuple[Any, SelectionCallback]:
-    """Online training with periodic selection evaluations.
-
-    :param run: the run
-    :param baseline: the frozen VLA on the selection states
-    :return: the model as it is at the end, and the callback that knows the best one
-    """
-    from stable_baselines3.common.callbacks import CallbackList
-    from stable_baselines3.common.logger import CSVOutputFormat, Logger, TensorBoardOutputFormat
-    from stable_baselines3.common.vec_env import VecMonitor
-
-    from rlt_sb3 import RLT, ChunkReplayBuffer, GymnasiumVecEnv
-    from rlt_sb3.callbacks import BudgetCallback, SelectionCallback
-
-    config, files, progress = run.config, run.files, run.progress
-    venv = VecMonitor(GymnasiumVecEnv(run.env), info_keywords=("is_success",))
-
-    model = RLT("MultiInputPolicy", venv, seed=config.seed, **({"device": "cpu"} | config.rlt))
-    path = files.path
-    model.set_logger(
-        Logger(
-            str(path), [TensorBoardOutputFormat(str(path / "tensorboard")), CSVOutputFormat(str(path / "metrics.csv"))]
-        )
-    )
-
-    def restart() -> Any:
-        # The replay buffer must not read an evaluation as the continuation of the episodes before it.
-        assert isinstance(model.replay_buffer, ChunkReplayBuffer)
-        model.replay_buffer.end_trajectories()
-        # Coming back to the training states starts their sequence over: another seed gives other states.
-        venv.seed(config.seed + 10_007 * len(selection.points))
-        venv.set_options({"init_states": "train"})
-        return venv.reset()
-
-    def evaluate_selection(candidate: Predictor) -> Evaluation:
-        progress.phase("selection")
-        return run.evaluate(candidate, "selection", "RLT")
-
-    def on_point(point: SelectionPoint) -> None:
-        entry = {"chunks": point.chunks, "control_steps": point.control_steps, "minutes": point.minutes}
-        run.data["selection"].append(entry | {"evaluation": point.evaluation.to_dict()})
-        run.store(**_budget(budget, model))
-        k, n = point.evaluation.successes, point.evaluation.n
-        progress.say(
-            f"selection after {point.chunks} chunks ({point.control_steps} control steps, {point.minutes:.1f} min): "
-            f"RLT {k}/{n}, frozen VLA {baseline.successes}/{baseline.n}"
-        )
-        if selection.below_vla(point.evaluation):
-            progress.say(
-                f"WARNING: RLT is below the frozen VLA's 95 % interval ({baseline.interval[0]:.0%} to "
-                f"{baseline.interval[1]:.0%}) on the selection states; the best model so far is kept."
-            )
-        progress.phase("training")
-
-    budget = BudgetCallback(
-        config.total_chunks, config.total_control_steps, config.max_minutes, on_progress=progress.set_fraction
-    )
-    selection = SelectionCallback(
-        evaluate_selection,
-        restart,
-        config.evaluation.selection_every,
-        baseline,
-        budget,
-        str(path / "best_model.zip"),
-        on_point,
-    )
-    if starts_at_the_vla(model, run.env):
-        # The untrained model is the frozen VLA, so the best model can never be worse than it on the selection states.
-        selection.best = baseline
-        model.save(path / "best_model.zip")
-    else:
-        progress.say("WARNING: the untrained model does not play the frozen VLA's chunk; it starts somewhere else.")
-    progress.phase("training")
-    venv.set_options({"init_states": "train"})
-    try:
-        model.learn(config.total_chunks, callback=CallbackList([budget, selection]), log_interval=config.log_interval)
-        if not selection.points or selection.points[-1].chunks < model.num_timesteps:
-            selection.run()
-    except KeyboardInterrupt:
-        progress.say(f"Interrupted after {model.num_timesteps} chunks; saved {path / 'model.zip'}.")
-        raise
-    finally:
-        model.save(path / "model.zip")
-        run.store(**_budget(budget, model))
-        model.logger.close()
-    return model, selection
-
-
-def starts_at_the_vla(model: Predictor, env: gym.vector.VectorEnv, tolerance: float = 1e-4) -> bool:
-    """Whether the deterministic policy plays the reference chunk on the first held-out observations."""
-    obs, _ = env.reset(options={"init_states": "eval"})
-    actions, _ = model.predict(obs, deterministic=True)
-    return bool(np.max(np.abs(actions - obs["vla_ref"])) <= tolerance)
-
-
-def _budget(budget: Any, model: Any) -> dict[str, Any]:
-    return {
-        "training": {
-            "chunks": model.num_timesteps,
-            "control_steps": budget.control_steps,
-            "minutes": budget.minutes,
-            "episodes": model._episode_num,
-        }
-    }
 
 
 def summary(data: dict[str, Any]) -> str:
@@ -311,7 +291,7 @@ def summary(data: dict[str, Any]) -> str:
     :param data: contents of evaluations.json
     """
     lines = ["", f"{'policy':<12} {'success':>9} {'rate':>6}  {'95 % interval':<15} {'steps to success':>16}"]
-    for key in ("vla", "rlt"):
+    for key in ("vla", *ALGORITHMS):
         if key in data:
             result = Evaluation.from_dict(data[key])
             low, high = result.interval

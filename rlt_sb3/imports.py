@@ -1,0 +1,70 @@
+"""Names of Python objects in configuration files: only those of known packages are looked up."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Any
+
+#: Packages whose classes a configuration may name.
+ALLOWED = ("rlt_gym", "rlt_sb3", "stable_baselines3", "sb3_contrib", "torch.nn", "torch.optim")
+#: Environment variable with more of them, separated by commas. Not a setting: a configuration could allow itself.
+VARIABLE = "RLT_ALLOWED_IMPORTS"
+
+
+def check_import(module: str, setting: str) -> None:
+    """
+    Refuse a module that a configuration may not name.
+
+    :param module: dotted name
+    :param setting: the setting that names it, for the message
+    :raises ValueError: if it is not in an allowed package
+    """
+    allowed = (*ALLOWED, *filter(None, os.environ.get(VARIABLE, "").split(",")))
+    if not any(module == prefix or module.startswith(prefix + ".") for prefix in allowed):
+        raise ValueError(
+            f"{setting} names the module {module!r}; a configuration may only name {', '.join(allowed)}. "
+            f"Add a package of your own with the environment variable {VARIABLE}={module.split('.')[0]}."
+        )
+
+
+def resolve_class(name: str, setting: str) -> type:
+    """
+    The class that ``"module:Class"`` means.
+
+    :param name: for example "torch.nn:GELU"
+    :param setting: the setting, for messages
+    :raises ValueError: if the name has another form, is not allowed, or is no class
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon or not attribute.isidentifier():
+        raise ValueError(f"{setting} must be 'module:Class', for example 'torch.nn:GELU', got {name!r}.")
+    check_import(module, setting)
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{setting}: there is no {name!r} ({error}).") from error
+    # what an allowed module has only imported from elsewhere is not part of it
+    if not isinstance(found, type):
+        raise ValueError(f"{setting} must name a class, {name!r} is a {type(found).__name__}.")
+    check_import(found.__module__, setting)
+    return found
+
+
+def resolve_classes(settings: dict[str, Any], setting: str) -> dict[str, Any]:
+    """
+    Replace ``"module:Class"`` by the class, in entries whose key ends with ``_class`` or ``_fn``, at any depth.
+
+    :param settings: keyword arguments of an algorithm
+    :param setting: their name, for messages
+    """
+    out: dict[str, Any] = {}
+    for key, value in settings.items():
+        where = f"{setting}.{key}"
+        if isinstance(value, dict):
+            out[key] = resolve_classes(value, where)
+        elif isinstance(value, str) and key.endswith(("_class", "_fn")):
+            out[key] = resolve_class(value, where)
+        else:
+            out[key] = value
+    return out

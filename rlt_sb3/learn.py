@@ -1,0 +1,284 @@
+"""The online part of a run: training with selection evaluations, checkpoints and metrics, from the start or resumed."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+from stable_baselines3.common.logger import KVWriter, Logger
+
+from rlt_sb3.algorithms import as_predictor, get_algorithm, load_model, make_model, make_vec_env
+from rlt_sb3.callbacks import BudgetCallback, SafePointCallback, SelectionCallback, SelectionPoint
+from rlt_sb3.checkpoints import (
+    BUFFER,
+    Checkpoint,
+    all_checkpoints,
+    discard_later,
+    rng_state,
+    set_rng_state,
+    write_checkpoint,
+)
+from rlt_sb3.evaluation import Evaluation, Predictor
+from rlt_sb3.metrics import CSVWriter, MetricsCallback, TensorBoardWriter, WandbWriter
+from rlt_sb3.run_dir import replacing
+from rlt_sb3.videos import VideoCallback
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+    from rlt_sb3.train import Run
+
+
+class Training:
+    """
+    :param run: the run, with its environment, folder and results so far
+    :param baseline: the frozen VLA on the selection states
+    :param checkpoint: where to go on; None to begin
+    """
+
+    def __init__(self, run: Run, baseline: Evaluation, checkpoint: Checkpoint | None = None):
+        self.run, self.baseline = run, baseline
+        config = self.config = run.config
+        self.algorithm = get_algorithm(config.algorithm)
+        self.venv = make_vec_env(config.algorithm, run.env)
+        state = checkpoint.read_state() if checkpoint is not None else None
+        self.model = self._model(checkpoint)
+        self.budget = BudgetCallback(
+            config.total_chunks, config.total_control_steps, config.max_minutes, on_progress=run.progress.set_fraction
+        )
+        self.metrics = MetricsCallback()
+        self.videos: VideoCallback | None = None
+        if config.video_every is not None:
+            self.videos = VideoCallback(run.files.path / "videos", config.video_every)
+        self.selection = SelectionCallback(
+            self._evaluate,
+            config.evaluation.selection_every,
+            baseline,
+            self.budget,
+            run.files.path / "best_model.zip",
+            self._on_point,
+            config.guard,
+        )
+        self.safe_points = SafePointCallback(
+            self.selection, self._restart, self._save, config.save_every, run.interrupt.check
+        )
+        self.callbacks: list[BaseCallback] = [self.budget, self.metrics, self.safe_points, self.selection]
+        if self.videos is not None:
+            self.callbacks.append(self.videos)
+        self._open_logger(None if state is None else self.model.num_timesteps)
+        if state is not None:
+            assert checkpoint is not None
+            self._set_state(state, checkpoint)
+        else:
+            self._begin()
+
+    # ---------------------------------------------------------------- beginning
+
+    def _model(self, checkpoint: Checkpoint | None) -> Any:
+        config = self.config
+        if checkpoint is None:
+            # Stable-Baselines3 seeds Python, NumPy and torch when the model is made
+            return make_model(config.algorithm, self.venv, config.settings, config.seed)
+        device = config.settings.get("device", "cpu")
+        model = load_model(config.algorithm, checkpoint.model, env=self.venv, device=device)
+        # rows of another origin are not in the checkpoint: they have a file of their own
+        offline = getattr(model.replay_buffer, "offline", None), getattr(model.replay_buffer, "offline_ratio", 0.0)
+        model.load_replay_buffer(checkpoint.path / BUFFER)
+        if offline[0] is not None:
+            model.replay_buffer.set_offline(*offline)
+        return model
+
+    def _begin(self) -> None:
+        """The untrained model; it is a checkpoint, too."""
+        for callback in (self.selection, self.safe_points):
+            callback.init_callback(self.model)
+        if starts_at_the_vla(as_predictor(self.config.algorithm, self.model), self.run.env):
+            # The untrained model is the frozen VLA: the best one can never be worse than it on the selection states.
+            self.selection.keep(self.baseline)
+        elif self.algorithm.starts_at_vla:
+            self.run.progress.say(
+                "WARNING: the untrained model does not play the frozen VLA's chunk; it starts somewhere else."
+            )
+        self.model._last_obs = self._restart(0)
+        self._save()
+
+    def _restart(self, number: int) -> Any:
+        """
+        New training episodes. Their initial states follow from the run's seed and ``number`` alone.
+
+        :param number: how often this has been done before
+        :return: first observations
+        """
+        # The replay buffer must not read an evaluation as the continuation of the episodes before it.
+        if hasattr(self.model, "end_trajectories"):
+            self.model.end_trajectories()
+        if self.model.action_noise is not None:
+            self.model.action_noise.reset()
+        if self.videos is not None:
+            self.videos.restart()
+        self.venv.seed(self.config.seed + 10_007 * number)
+        self.venv.set_options({"init_states": "train"})
+        return self.venv.reset()
+
+    def _open_logger(self, last_step: int | None) -> None:
+        path, config = self.run.files.path, self.config
+        writers: list[KVWriter] = [
+            TensorBoardWriter(path / "tensorboard", last_step),
+            CSVWriter(path / "metrics.csv", last_step),
+        ]
+        if config.wandb is not None:
+            writers.append(WandbWriter(path, config.wandb, config.name, self.run.data["config"]))
+        self.model.set_logger(Logger(str(path), writers))
+
+    # ---------------------------------------------------------------- state
+
+    def _save(self) -> None:
+        write_checkpoint(self.run.files.path, self.model, self._state(), self.config.keep_checkpoints)
+
+    def _state(self) -> dict[str, Any]:
+        logger, best = self.model.logger, self.selection.best
+        return {
+            "results": self.run.data,
+            "restarts": self.safe_points.restarts,
+            "control_steps": self.budget.control_steps,
+            "minutes": self.budget.minutes if self.budget.control_steps else 0.0,
+            "best": None if best is None else best.to_dict(),
+            "best_chunks": self.selection.best_chunks,
+            "metrics": self.metrics.state(),
+            "films": 0 if self.videos is None else self.videos.episodes,
+            "logged": {
+                key: [_number(value), logger.name_to_count[key], list(logger.name_to_excluded[key])]
+                for key, value in logger.name_to_value.items()
+            },
+            "rng": rng_state(self.model),
+        }
+
+    def _set_state(self, state: dict[str, Any], checkpoint: Checkpoint) -> None:
+        for callback in (self.selection, self.safe_points):
+            callback.init_callback(self.model)
+        self.safe_points.restarts, self.safe_points.saved = state["restarts"], self.model.num_timesteps
+        self.budget.control_steps, self.budget.minutes_before = state["control_steps"], state["minutes"]
+        self.selection.best = None if state["best"] is None else Evaluation.from_dict(state["best"])
+        self.selection.best_chunks = state["best_chunks"]
+        self.selection.points = [
+            SelectionPoint(p["chunks"], p["control_steps"], p["minutes"], Evaluation.from_dict(p["evaluation"]))
+            for p in state["results"]["selection"]
+        ]
+        self.metrics.set_state(state["metrics"])
+        if self.videos is not None:
+            self.videos.episodes = state["films"]
+        self._restore_best()
+        discard_later(self.run.files.path, checkpoint.chunks)
+        self.model._last_obs = self._restart(state["restarts"])
+        logger = self.model.logger
+        for key, (value, count, excluded) in state["logged"].items():
+            logger.name_to_value[key] = value
+            logger.name_to_count[key] = count
+            logger.name_to_excluded[key] = tuple(excluded)
+        set_rng_state(state["rng"], self.model)
+
+    def _restore_best(self) -> None:
+        """best_model.zip as it was at the checkpoint: a run that was killed later may have found a better one."""
+        path = self.run.files.path
+        for checkpoint in all_checkpoints(path):
+            if self.selection.best is not None and checkpoint.chunks == self.selection.best_chunks:
+                with replacing(path / "best_model.zip") as temporary:
+                    shutil.copyfile(checkpoint.model, temporary)
+
+    # ---------------------------------------------------------------- selection
+
+    def _evaluate(self, model: Predictor) -> Evaluation:
+        run, every = self.run, self.config.video_every
+        run.progress.phase("selection")
+        result = run.evaluate(
+            as_predictor(self.config.algorithm, model),
+            "selection",
+            self.algorithm.label,
+            record_states=0 if every is None else range(0, self.config.evaluation.selection_states, every),
+        )
+        run.files.write_films(f"selection-{self.model.num_timesteps:08d}", result)
+        return result
+
+    def _on_point(self, point: SelectionPoint) -> None:
+        run, baseline = self.run, self.baseline
+        entry = {"chunks": point.chunks, "control_steps": point.control_steps, "minutes": point.minutes}
+        run.data["selection"].append(entry | {"evaluation": point.evaluation.to_dict()})
+        self.store()
+        label, k, n = self.algorithm.label, point.evaluation.successes, point.evaluation.n
+        run.progress.say(
+            f"selection after {point.chunks} chunks ({point.control_steps} control steps, {point.minutes:.1f} min): "
+            f"{label} {k}/{n}, frozen VLA {baseline.successes}/{baseline.n}"
+        )
+        if self.selection.below_vla(point.evaluation):
+            what = "the best networks so far are put back" if self.config.guard == "restore" else "it goes on"
+            run.progress.say(
+                f"WARNING: {label} is below the frozen VLA's 95 % interval ({baseline.interval[0]:.0%} to "
+                f"{baseline.interval[1]:.0%}) on the selection states; the best model so far is kept, {what}."
+            )
+        run.progress.phase("training")
+
+    def store(self) -> None:
+        """Write evaluations.json."""
+        model = self.model
+        self.run.store(
+            training={
+                "chunks": model.num_timesteps,
+                "control_steps": self.budget.control_steps,
+                "minutes": self.budget.minutes,
+                "episodes": model._episode_num,
+            }
+        )
+
+    # ---------------------------------------------------------------- learning
+
+    def learn(self) -> None:
+        """
+        Train to the end of the budget.
+
+        :raises KeyboardInterrupt: after a checkpoint, if the run was interrupted
+        """
+        run, model, config = self.run, self.model, self.config
+        run.progress.phase("training")
+        try:
+            left = config.total_chunks - model.num_timesteps
+            if left > 0 and (self.budget.used < 1.0 or model.num_timesteps == 0):
+                model.learn(
+                    left, callback=CallbackList(self.callbacks), log_interval=config.log_interval,
+                    reset_num_timesteps=False,
+                )  # fmt: skip
+            try:
+                if self.selection.last < model.num_timesteps:
+                    self.selection.run()
+            finally:
+                self.safe_points.finish()
+        except KeyboardInterrupt:
+            run.progress.say(
+                f"Interrupted after {model.num_timesteps} chunks; go on with: rlt train --resume {run.files.path}"
+            )
+            raise
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        path = self.run.files.path / "model.zip"
+        try:
+            with replacing(path) as temporary, temporary.open("wb") as file:
+                self.model.save(file)
+            self.store()
+        except (OSError, RuntimeError) as error:  # must not hide what ended the training
+            self.run.progress.say(f"WARNING: {path} could not be written: {error}")
+        finally:
+            self.model.logger.close()
+
+
+def starts_at_the_vla(model: Predictor, env: gym.vector.VectorEnv, tolerance: float = 1e-4) -> bool:
+    """Whether the deterministic policy plays the reference chunk on the first held-out observations."""
+    obs, _ = env.reset(options={"init_states": "eval"})
+    actions, _ = model.predict(obs, deterministic=True)
+    return bool(np.max(np.abs(actions - obs["vla_ref"])) <= tolerance)
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

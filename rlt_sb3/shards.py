@@ -1,0 +1,83 @@
+"""An evaluation in parts: ``rlt eval RUN --shard 1/3`` on three machines, then ``rlt eval --merge FILES``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rlt_sb3.errors import RunError
+from rlt_sb3.evaluation import Evaluation
+
+#: What all parts must have in common.
+SAME = ("policy", "split", "n_states", "model_sha256", "settings")
+
+
+class MergeError(RunError):
+    """The parts do not make one evaluation."""
+
+
+def parse_shard(text: str | None) -> tuple[int, int]:
+    """
+    :param text: "k/n", counted from 1; None for everything
+    :return: (k - 1, n)
+    :raises ValueError: for anything else
+    """
+    if text is None:
+        return 0, 1
+    parts = text.split("/")
+    if len(parts) == 2 and all(part.isdigit() for part in parts) and 1 <= int(parts[0]) <= int(parts[1]):
+        return int(parts[0]) - 1, int(parts[1])
+    raise ValueError(f"shard must be k/n with 1 <= k <= n, for example 1/3, got {text!r}.")
+
+
+def merge(files: list[Path]) -> dict[str, Any]:
+    """
+    Put the parts of an evaluation together.
+
+    :param files: JSON files of ``rlt eval --shard``
+    :return: contents of the file that one evaluation of everything would have written: rows of the policy, and of the
+        frozen VLA where every part has them
+    :raises MergeError: if a part is missing, there twice, incomplete, or of another evaluation
+    """
+    parts: dict[int, dict[str, Any]] = {}
+    first: dict[str, Any] = {}
+    for path in files:
+        try:
+            data = json.loads(path.read_text())
+            index, count = data["shard"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise MergeError(
+                f"{path} is no part of an evaluation (rlt eval --shard writes them): {error!r}."
+            ) from error
+        first = first or data
+        for key in SAME:
+            if data.get(key) != first.get(key):
+                raise MergeError(
+                    f"{path} belongs to another evaluation than {files[0]}: {key} is {data.get(key)}, not "
+                    f"{first.get(key)}."
+                )
+        if count != first["shard"][1]:
+            raise MergeError(f"{path} is part {index}/{count}, but {files[0]} is one of {first['shard'][1]}.")
+        if index in parts:
+            raise MergeError(f"Part {index}/{count} is there twice ({path}).")
+        expected = list(range(index - 1, data["n_states"], count))
+        for rows in [data["rows"]] + ([data["vla"]["rows"]] if "vla" in data else []):
+            if [row["pair"] for row in rows] != expected:
+                raise MergeError(f"{path} does not have each of the initial states of part {index}/{count} once.")
+        parts[index] = data
+    count = first["shard"][1] if first else 0
+    missing = sorted(set(range(1, count + 1)) - parts.keys())
+    if missing or not parts:
+        raise MergeError(f"Missing: {', '.join(f'part {k}/{count}' for k in missing) or 'every part'}.")
+    merged = {key: first[key] for key in ("run", "model", *SAME) if key in first}
+    merged |= _joined(list(parts.values())).to_dict()
+    if all("vla" in part for part in parts.values()):
+        merged["vla"] = _joined([part["vla"] for part in parts.values()]).to_dict()
+    return merged
+
+
+def _joined(parts: list[dict[str, Any]]) -> Evaluation:
+    evaluations = [Evaluation.from_dict(part) for part in parts]
+    rows = sorted((row for evaluation in evaluations for row in evaluation.rows), key=lambda row: row.pair)
+    return Evaluation(evaluations[0].policy, evaluations[0].split, rows)
