@@ -1,6 +1,5 @@
 """The rlt command: help, configuration files and overrides, errors, exit status."""
 
-import os
 import re
 import signal
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from run_helpers import environment
 
 from rlt_sb3.cli import COMMANDS, main, parse, usage
 
@@ -25,10 +25,9 @@ total_chunks: 60
 
 
 def run(*args, **kwargs):
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, "-m", "rlt_sb3", *map(str, args)],
-        capture_output=True, text=True, env=environment, timeout=300, **kwargs,
+        capture_output=True, text=True, env=environment(), timeout=300, **kwargs,
     )  # fmt: skip
 
 
@@ -104,10 +103,9 @@ def test_errors_are_one_line_and_status_2(tmp_path, capsys):
 def test_interrupt_saves_and_exits_130(tmp_path):
     (tmp_path / "c.yaml").write_text(TOY)
     command = [sys.executable, "-m", "rlt_sb3", "train", "--config", tmp_path / "c.yaml", "--out", tmp_path / "runs"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [*map(str, command), "--total_chunks", "1000000"],
-        env=environment,
+        env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         # a shell that runs the tests in the background has its children ignore Ctrl-C
@@ -123,3 +121,7 @@ def test_interrupt_saves_and_exits_130(tmp_path):
         process.kill()
         process.wait()
     assert (metrics.parent / "model.zip").stat().st_size > 0
+    # goes on, with another budget, and comes to its end
+    done = run("train", "--resume", metrics.parent, "--total_chunks", 60)
+    assert done.returncode == 0, done.stderr
+    assert (metrics.parent / "report.html").is_file()

@@ -48,12 +48,13 @@ def test_shipped_config(path, tmp_path):
     config = parse("train", ["--config", str(path)])
     config.check()
     assert config.evaluation.n_states >= 50 or "quick" in path.name
-    config.env = EnvConfig(id="ToyRLToken-v0", num_envs=config.env.num_envs)
+    config.env = EnvConfig(id="FakeRLToken-v0", num_envs=config.env.num_envs)
     config.out = str(tmp_path)
     config.progress = False
     config.total_chunks = 40
     config.evaluation.n_states = config.evaluation.selection_states = 4
     config.rlt |= {"learning_starts": 20, "critic_warmup_updates": 5, "batch_size": 16}
+    config.tqc |= {"learning_starts": 20, "batch_size": 16}
     import toy_env  # noqa: F401
 
     assert train(config).rlt.n == 4

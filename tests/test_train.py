@@ -8,31 +8,14 @@ import numpy as np
 import pytest
 import toy_env
 import yaml
+from run_helpers import small
 
-from rlt_sb3.config import EnvConfig, EvalConfig, EvalSettings, TrainConfig, load_config, save_config
+from rlt_sb3.config import EnvConfig, EvalConfig, EvalSettings, load_config, save_config
 from rlt_sb3.eval_run import evaluate_run
 from rlt_sb3.evaluation import Evaluation
 from rlt_sb3.report import read_metrics
 from rlt_sb3.run_dir import RunDir, replacing
 from rlt_sb3.train import train
-
-SMALL_RLT = {"learning_starts": 20, "batch_size": 16, "critic_warmup_updates": 5, "utd": 1.0, "n_critics": 2}
-
-
-def small(tmp_path, **changes):
-    config = TrainConfig(
-        name="toy",
-        out=str(tmp_path),
-        env=EnvConfig(id="ToyRLToken-v0", num_envs=2),
-        rlt=SMALL_RLT | {"policy_kwargs": {"net_arch": [16]}},
-        evaluation=EvalSettings(n_states=6, selection_states=4, selection_every=40, record_states=3),
-        total_chunks=100,
-        log_interval=2,
-        progress=False,
-    )
-    for key, value in changes.items():
-        setattr(config, key, value)
-    return config
 
 
 @pytest.fixture
@@ -178,7 +161,7 @@ def test_evaluate_run_needs_no_settings(tmp_path, capsys):
     assert vla.rows == result.vla.rows
     data = json.loads((result.run / "eval-best-eval.json").read_text())
     assert data["per_task"]["7"]["n"] == 6
-    assert "'fixed'" in capsys.readouterr().out
+    assert " fixed, " in capsys.readouterr().out
     with pytest.raises(ValueError, match="There is no model"):
         evaluate_run(EvalConfig(run=str(result.run), model="bset", progress=False))
     with pytest.raises(ValueError, match="A run is the folder"):

@@ -98,3 +98,5 @@ class ToyVectorEnv(gym.vector.VectorEnv):
 
 
 gym.register("ToyRLToken-v0", vector_entry_point=ToyVectorEnv)
+# Its training states depend on the seed, its policies can learn.
+gym.register("FakeRLToken-v0", vector_entry_point="rlt_gym.testing:FakeRLTokenVectorEnv")

@@ -1,0 +1,67 @@
+"""Small runs without a simulator."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from rlt_sb3.config import EnvConfig, EvalSettings, TrainConfig
+
+ROOT = Path(__file__).parent.parent
+SMALL_RLT = {"learning_starts": 20, "batch_size": 16, "critic_warmup_updates": 5, "utd": 1.0, "n_critics": 2}
+SMALL_TQC = {"learning_starts": 10, "batch_size": 16, "gradient_steps": 1, "policy_kwargs": {"net_arch": [16]}}
+#: columns that tell the time
+CLOCKS = {"time/minutes", "time/fps", "time/time_elapsed"}
+
+
+def small(out, env_id="ToyRLToken-v0", **changes):
+    import toy_env  # noqa: F401
+
+    config = TrainConfig(
+        name="toy",
+        out=str(out),
+        env=EnvConfig(id=env_id, num_envs=2),
+        rlt=SMALL_RLT | {"policy_kwargs": {"net_arch": [16]}},
+        tqc=SMALL_TQC,
+        evaluation=EvalSettings(n_states=6, selection_states=4, selection_every=40, record_states=3),
+        total_chunks=100,
+        log_interval=2,
+        progress=False,
+    )
+    for key, value in changes.items():
+        setattr(config, key, value)
+    return config
+
+
+def quick(out, env_id="FakeRLToken-v0", **changes):
+    """Without films."""
+    settings = {"evaluation": EvalSettings(4, 4, 40, videos=False)} | changes
+    config = small(out, env_id, **settings)
+    config.env.render_mode = None
+    return config
+
+
+def environment(**more):
+    """Of a subprocess that may use the toy environment."""
+    known = {"PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1", "RLT_ALLOWED_IMPORTS": "toy_env"}
+    return os.environ | known | more
+
+
+def same(a, b):
+    """Whether two nested structures of tensors are equal, bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return a == b
+
+
+def without_clocks(path):
+    import csv
+
+    with path.open() as file:
+        return [
+            {key: value for key, value in row.items() if key not in CLOCKS and value} for row in csv.DictReader(file)
+        ]

@@ -1,0 +1,174 @@
+"""The choice of algorithm, the baseline, the guard, and what a configuration may import."""
+
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import toy_env
+from run_helpers import quick, same, small
+from stable_baselines3.common.callbacks import CallbackList
+
+from rlt_sb3 import RLT, GymnasiumVecEnv
+from rlt_sb3.algorithms import ALGORITHMS, get_algorithm, load_model
+from rlt_sb3.cli import main
+from rlt_sb3.config import NAMES, EnvConfig, EvalConfig, EvalSettings, ReportConfig
+from rlt_sb3.eval_run import evaluate_run
+from rlt_sb3.flat_actions import FlatActions
+from rlt_sb3.imports import check_import, resolve_class, resolve_classes
+from rlt_sb3.report import report, write_report
+from rlt_sb3.train import make_env, train
+
+
+def test_registry(tmp_path):
+    assert tuple(ALGORITHMS) == NAMES
+    with pytest.raises(ValueError, match="Unknown algorithm 'sac'; choose one of rlt, tqc"):
+        get_algorithm("sac")
+    with pytest.raises(ValueError, match="Unknown algorithm 'sac'; choose one of rlt, tqc"):
+        train(small(tmp_path, algorithm="sac"))
+    with pytest.raises(ValueError, match="TQC has no setting bc_coef; there is learning_rate"):
+        train(small(tmp_path, algorithm="tqc", tqc={"bc_coef": 1}))
+    with pytest.raises(ValueError, match="Unknown guard"):
+        train(small(tmp_path, guard="pray"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_flat_actions_are_the_same_chunks():
+    flat, chunked = (GymnasiumVecEnv(gym.make_vec("FakeRLToken-v0", num_envs=2, seed=1)) for _ in range(2))
+    flat = FlatActions(flat)
+    assert flat.action_space.shape == (28,) and flat.observation_space == chunked.observation_space
+    for venv in (flat, chunked):
+        venv.seed(1)
+    assert all(np.array_equal(a, b) for a, b in zip(flat.reset().values(), chunked.reset().values(), strict=True))
+    rng = np.random.default_rng(0)
+    for _ in range(8):
+        chunks = rng.uniform(-1, 1, (2, 4, 7)).astype(np.float32)
+        one, other = flat.step(chunks.reshape(2, 28)), chunked.step(chunks)
+        assert np.array_equal(one[0]["proprio"], other[0]["proprio"])
+        assert np.array_equal(one[1], other[1]) and np.array_equal(one[2], other[2])
+
+
+def test_baseline_goes_the_same_way(tmp_path, capsys):
+    """TQC: trained, evaluated on the same states, compared with the VLA, and shown beside a run of RLT."""
+    evaluation = EvalSettings(6, 4, 40, videos=False)
+    tqc = train(small(tmp_path, algorithm="tqc", name="tqc", evaluation=evaluation, total_chunks=60))
+    out = capsys.readouterr().out
+    assert "TQC" in out and "WARNING: the untrained" not in out
+    data = json.loads((tqc.run / "evaluations.json").read_text())
+    assert data["tqc"]["n"] == 6 and "rlt" not in data
+    model = load_model("tqc", tqc.run / "model.zip", device="cpu")
+    assert type(model).__name__ == "TQC" and model.action_space.shape == (6,)
+    # SB3's discount is per transition: two control steps here
+    assert model.gamma == pytest.approx(0.99**2)
+    assert evaluate_run(EvalConfig(run=str(tqc.run), progress=False)).rows == tqc.rlt.rows
+    rlt = train(small(tmp_path, name="rlt", evaluation=evaluation, total_chunks=40))
+    page = report(ReportConfig(run=str(rlt.run), beside=[str(tqc.run)])).read_text()
+    assert page.count("<td>RLT</td>") == 1 and "TQC (run tqc)" in page
+    other = train(small(tmp_path, name="other", evaluation=EvalSettings(3, 2, 40, videos=False), total_chunks=40))
+    with pytest.raises(ValueError, match="same initial states"):
+        write_report(rlt.run, [other.run])
+
+
+@pytest.mark.parametrize("untrained_is_best", [True, False])
+def test_guard_restores_networks_and_keeps_the_buffer(tmp_path, untrained_is_best):
+    from rlt_sb3.callbacks import BudgetCallback, SelectionCallback
+    from rlt_sb3.evaluation import Evaluation, StateResult
+
+    def outcome(successes):
+        return Evaluation("x", "selection", [StateResult(p, 0, p, p < successes, 5, 1) for p in range(20)])
+
+    venv = GymnasiumVecEnv(make_env(EnvConfig(id="FakeRLToken-v0", render_mode=None), "train", 0))
+    kwargs = {"learning_starts": 10, "batch_size": 8, "critic_warmup_updates": 0, "policy_kwargs": {"net_arch": [8]}}
+    model = RLT("MultiInputPolicy", venv, seed=0, device="cpu", **kwargs)
+    results = iter([outcome(18), outcome(1)])
+    guard = SelectionCallback(
+        lambda candidate: next(results), 20, outcome(12), BudgetCallback(100), tmp_path / "best.zip", guard="restore"
+    )
+    model.learn(2, callback=CallbackList([guard]))
+    if untrained_is_best:
+        next(results)
+        guard.keep(outcome(18))
+        guard.best_chunks = 0
+    else:
+        model.learn(40, reset_num_timesteps=False)
+        guard.run()
+    kept = {key: value.clone() for key, value in model.policy.state_dict().items()}
+    model.learn(40, reset_num_timesteps=False)
+    worse = {key: value.clone() for key, value in model.policy.state_dict().items()}
+    rows, updates = model.replay_buffer.size(), model._n_updates
+    assert not same(kept, worse)
+    guard.run()
+    now = model.policy.state_dict()
+    for key, value in now.items():
+        expected = worse if untrained_is_best and key.startswith("critic") else kept
+        assert torch.equal(value, expected[key]), key
+    assert (model.replay_buffer.size(), model._n_updates) == (rows, updates)
+    assert guard.below_vla(outcome(1)) and not guard.below_vla(outcome(9))
+    model.learn(10, reset_num_timesteps=False)  # goes on
+    venv.close()
+
+
+def test_a_run_with_the_guard(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
+
+    def spoiled(self, observation, *args, **kwargs):
+        action = observation["vla_ref"].copy()
+        return (-np.ones_like(action) if self.num_timesteps else action), None
+
+    monkeypatch.setattr(RLT, "predict", spoiled)
+    result = train(
+        quick(tmp_path, env_id="ToyRLToken-v0", guard="restore", evaluation=EvalSettings(4, 24, 40, videos=False))
+    )
+    assert "the best networks so far are put back" in capsys.readouterr().out
+    text = (result.run / "metrics.csv").read_text()
+    assert "selection/restored" in text.splitlines()[0]
+
+
+def test_configurations_import_known_packages_only(monkeypatch, tmp_path, capsys):
+    assert resolve_class("torch.nn:GELU", "rlt.activation_fn") is torch.nn.GELU
+    for bad, message in (
+        ("os:system", "names the module 'os'"),
+        ("subprocess:Popen", "names the module 'subprocess'"),
+        ("torch.nnx:GELU", "names the module 'torch.nnx'"),
+        ("rlt_gym.evil:Thing", "there is no"),
+        ("torch.nn.functional:relu", "must name a class"),
+        ("rlt_sb3.run_dir:Path", "names the module 'pathlib'"),
+        ("torch.nn:init.os", "must be 'module:Class'"),
+        ("GELU", "must be 'module:Class'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            resolve_class(bad, "rlt.x")
+    assert resolve_classes({"policy_kwargs": {"activation_fn": "torch.nn:Tanh", "net_arch": [8]}}, "rlt") == {
+        "policy_kwargs": {"activation_fn": torch.nn.Tanh, "net_arch": [8]}
+    }
+    with pytest.raises(ValueError, match=r"rlt.policy_kwargs.optimizer_class names the module 'os'"):
+        train(small(tmp_path, rlt={"policy_kwargs": {"optimizer_class": "os:system"}}))
+    monkeypatch.delenv("RLT_ALLOWED_IMPORTS", raising=False)
+    for setting, value in (("env.id", "os:RLToken-v0"), ("env.vla", "os:system")):
+        assert main(["train", f"--{setting}", value, "--out", str(tmp_path)]) == 2
+        assert "os" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "my_package")
+    check_import("my_package.envs", "env.id")
+    with pytest.raises(ValueError, match="my_packages"):
+        check_import("my_packages", "env.id")
+
+
+def test_devices_are_checked_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(toy_env.ToyVectorEnv, "__init__", lambda *a, **k: pytest.fail("an environment was made"))
+    config = small(tmp_path)
+    config.env.device = "cuda:99"
+    for bad in (config, small(tmp_path, algorithm="tqc", tqc={"device": "cuda:99"})):
+        with pytest.raises(ValueError, match=r"cuda:99.*there is"):
+            train(bad)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_name_classes(tmp_path):
+    config = quick(tmp_path, total_chunks=30)
+    config.rlt["policy_kwargs"] = {"net_arch": [8], "activation_fn": "torch.nn:GELU"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlt_sb3.report.write_report", lambda run: None)
+        result = train(config)
+    assert RLT.load(result.run / "model.zip", device="cpu").policy.activation_fn is torch.nn.GELU

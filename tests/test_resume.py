@@ -1,0 +1,212 @@
+"""A run that is cut in two and resumed ends where the uninterrupted one ends; what breaks is said, not lost."""
+
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import toy_env
+import yaml
+from run_helpers import environment, quick, same, without_clocks
+
+from rlt_sb3 import RLT
+from rlt_sb3.checkpoints import CheckpointError, all_checkpoints, find_checkpoint, resumable_checkpoints
+from rlt_sb3.cli import main
+from rlt_sb3.config import EvalSettings, load_config, save_config
+from rlt_sb3.train import resume, train
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch):
+    """The report is not what is tested here, and costs more than the training."""
+    monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
+
+
+def parameters(path):
+    """Networks, targets and optimisers."""
+    return RLT.load(path, device="cpu").get_parameters()
+
+
+def assert_same_run(a, b):
+    assert same(parameters(a / "model.zip"), parameters(b / "model.zip"))
+    rows = without_clocks(a / "metrics.csv")
+    assert len(rows) > 10 and rows == without_clocks(b / "metrics.csv")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """200 chunks without a break; checkpoints at 40, 80, ... and, beside the evaluations, at 50, 100, 150."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlt_sb3.report.write_report", lambda run: None)
+        return train(quick(tmp_path_factory.mktemp("whole"), total_chunks=200, save_every=50)).run
+
+
+@pytest.mark.parametrize("algorithm", ["rlt", "tqc"])
+def test_200_is_100_plus_100(tmp_path, whole, algorithm):
+    if algorithm == "rlt":
+        one = whole
+    else:
+        one = train(quick(tmp_path, name="one", total_chunks=200, save_every=50, algorithm=algorithm)).run
+    two = train(quick(tmp_path, name="two", total_chunks=100, save_every=50, algorithm=algorithm)).run
+    # 100 is no multiple of 40: this run ends with an evaluation that the other one does not have
+    first = resume(two / "checkpoints" / "chunk-00000080", total_chunks=200)
+    assert first.run == two
+    if algorithm == "rlt":
+        assert_same_run(one, two)
+    else:
+        assert without_clocks(one / "metrics.csv") == without_clocks(two / "metrics.csv")
+    assert [p.chunks for p in first.selection] == [40, 80, 120, 160, 200]
+
+
+def test_schedules_fire_at_crossings(whole):
+    # 7 environments: num_timesteps never meets a multiple of 40 by chance
+    names = [c.chunks for c in all_checkpoints(whole)]
+    assert names == [0, 40, 50, 80, 100, 120, 150, 160, 200]
+    assert [c.chunks for c in resumable_checkpoints(whole)] == [160, 200]
+
+
+def test_seven_environments_evaluate_as_often(tmp_path):
+    config = quick(tmp_path, total_chunks=190)
+    config.env.num_envs = 7
+    result = train(config)
+    # crossings of 40, 80, 120, 160, and the end: ceil(190 / 40)
+    assert [point.chunks for point in result.selection] == [42, 84, 126, 161, 196]
+
+
+def test_killed_run_loses_nothing_but_time(tmp_path, whole):
+    """SIGKILL at any moment; resumed by the command line from what is on the disk."""
+    config = quick(tmp_path, env_id="toy_env:FakeRLToken-v0", total_chunks=200, save_every=50)
+    save_config(config, tmp_path / "c.yaml")
+    command = [sys.executable, "-m", "rlt_sb3", "train"]
+    process = subprocess.Popen(
+        [*command, "--config", str(tmp_path / "c.yaml")], env=environment(), stdout=subprocess.DEVNULL
+    )
+    run = tmp_path / "toy"
+    while process.poll() is None and len(all_checkpoints(run)) < 3:
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    rows = without_clocks(run / "metrics.csv")
+    steps = [int(row["time/total_timesteps"]) for row in rows]
+    assert steps and steps == sorted(set(steps))
+    done = subprocess.run([*command, "--resume", str(run)], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(whole, run)
+    assert (run / "report.html").is_file() and not list((run / "checkpoints").glob(".*"))
+
+
+def test_interrupted_run_goes_on(tmp_path, monkeypatch, capsys):
+    """The first Ctrl-C waits for a safe point, saves and says how to go on; the command exits with 130."""
+    from rlt_sb3.callbacks import BudgetCallback
+
+    config = quick(tmp_path, total_chunks=120)
+    original = BudgetCallback._on_step
+
+    def press(self):
+        if self.num_timesteps == 58:
+            signal.raise_signal(signal.SIGINT)
+        return original(self)
+
+    monkeypatch.setattr(BudgetCallback, "_on_step", press)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train(config)
+    assert signal.getsignal(signal.SIGINT) is before
+    run = tmp_path / "toy"
+    assert f"rlt train --resume {run}" in capsys.readouterr().out
+    model = RLT.load(run / "model.zip", device="cpu")
+    assert model.num_timesteps == 58 and find_checkpoint(run)[1].chunks == 58
+    monkeypatch.undo()
+    result = resume(run)
+    assert [point.chunks for point in result.selection] == [40, 80, 120]
+    assert result.rlt.n == 4
+
+
+def test_damaged_checkpoint_names_the_older_one(tmp_path, capsys):
+    run = train(quick(tmp_path)).run
+    older, newest = resumable_checkpoints(run)
+    data = bytearray((newest.path / "replay_buffer.pkl").read_bytes())
+    data[len(data) // 2] ^= 1
+    (newest.path / "replay_buffer.pkl").write_bytes(data)
+    assert main(["train", "--resume", str(run)]) == 1
+    error = capsys.readouterr().err
+    assert "replay_buffer.pkl is damaged" in error and f"rlt train --resume {older.path}" in error
+    assert resume(older.path).selection[-1].chunks == 100
+    (newest.path / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        resume(newest.path)
+
+
+def test_full_disk_is_an_error_and_the_older_checkpoint_survives(tmp_path, monkeypatch):
+    """The operating system itself refuses to write more (file size limit)."""
+    from rlt_sb3 import learn
+
+    config = quick(tmp_path, total_chunks=120)
+    original = learn.write_checkpoint
+
+    def limited(run, model, *args):
+        if model.num_timesteps < 80:
+            return original(run, model, *args)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+        try:
+            return original(run, model, *args)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    monkeypatch.setattr(learn, "write_checkpoint", limited)
+    with pytest.raises(CheckpointError, match=r"could not be written.*chunk-00000040 is complete"):
+        train(config)
+    run = tmp_path / "toy"
+    assert [c.chunks for c in all_checkpoints(run)] == [0, 40] and not list((run / "checkpoints").glob(".*"))
+    monkeypatch.undo()
+    assert resume(run).selection[-1].chunks == 120
+
+
+def test_what_a_resumed_run_may_change(tmp_path, capsys):
+    run = train(quick(tmp_path, total_chunks=40)).run
+    with pytest.raises(ValueError, match="must keep seed: the run has 0, given was 1"):
+        resume(run, seed=1)
+    with pytest.raises(ValueError, match=r"must keep evaluation\.n_states"):
+        resume(run, evaluation=EvalSettings(5, 4, 40, videos=False))
+    assert main(["train", "--resume", str(run), "--rlt.bc_coef", "3"]) == 2
+    assert "must keep rlt" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="There is no checkpoint in"):
+        find_checkpoint(tmp_path)
+    (run / "checkpoints" / "chunk-00000000" / "replay_buffer.pkl").unlink()
+    with pytest.raises(ValueError, match="no replay buffer any more"):
+        find_checkpoint(run / "checkpoints" / "chunk-00000000")
+    assert main(["train", "--resume", str(tmp_path / "nothing")]) == 2
+    assert "There is no run to resume" in capsys.readouterr().err
+
+
+def test_saved_configuration_repeats_the_run(tmp_path, whole):
+    config = load_config(whole / "config.yaml")
+    config.out = str(tmp_path)
+    assert yaml.safe_load((whole / "config.yaml").read_text())["resume"] is None
+    assert_same_run(whole, train(config).run)
+
+
+def test_random_states_round_trip(tmp_path):
+    import json
+    import random
+
+    import torch
+
+    from rlt_sb3.checkpoints import rng_state, set_rng_state
+
+    class Model:
+        action_space = toy_env.ToyVectorEnv(1).single_action_space
+
+    def draw():
+        return random.random(), np.random.normal(), torch.rand(3).tolist(), Model.action_space.sample().tolist()
+
+    np.random.normal()  # leaves half of a pair behind, which is part of the state
+    state = json.loads(json.dumps(rng_state(Model)))
+    first = draw()
+    assert draw() != first
+    set_rng_state(state, Model)
+    assert draw() == first

@@ -1,0 +1,97 @@
+"""rlt eval: shards and their merge, all checkpoints, the frozen VLA beside."""
+
+import json
+import shutil
+
+import pytest
+import toy_env  # noqa: F401
+from run_helpers import small
+
+from rlt_sb3.cli import main, normalise
+from rlt_sb3.config import EvalConfig, EvalSettings
+from rlt_sb3.eval_run import evaluate_run
+from rlt_sb3.evaluation import Evaluation
+from rlt_sb3.shards import parse_shard
+from rlt_sb3.train import train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlt_sb3.report.write_report", lambda run: None)
+        config = small(tmp_path_factory.mktemp("run"), total_chunks=80, evaluation=EvalSettings(7, 4, 40, videos=False))
+        return train(config).run
+
+
+def test_three_shards_are_one_evaluation(run, tmp_path, capsys):
+    whole = evaluate_run(EvalConfig(run=str(run), n_states=11, progress=False, out=str(tmp_path / "whole.json")))
+    files = []
+    for k in (1, 2, 3):
+        out = tmp_path / f"{k}.json"
+        part = ["eval", str(run), "--shard", f"{k}/3", "--n_states", "11", "--progress=false", "--out", str(out)]
+        assert main([*part, "--num_envs", str(k)]) == 0
+        files.append(str(out))
+    assert [r["pair"] for r in json.loads((tmp_path / "2.json").read_text())["rows"]] == [1, 4, 7, 10]
+    assert main(["eval", "--merge", *files, "--out", str(tmp_path / "merged.json")]) == 0
+    merged, single = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("merged", "whole"))
+    assert Evaluation.from_dict(merged).rows == whole.rows
+    for key in ("successes", "n", "wilson_95", "rows", "vla", "comparison", "per_task", "model_sha256"):
+        assert merged[key] == single[key], key
+    # 11 states: more than the run's own evaluation of the VLA, which was played again
+    assert merged["vla"]["n"] == 11 and merged["vla"]["successes"] == 6
+    capsys.readouterr()
+
+    def refused(*names):
+        assert main(["eval", "--merge", *names]) == 1
+        return capsys.readouterr().err
+
+    assert "Missing: part 2/3" in refused(files[0], files[2])
+    assert "Part 1/3 is there twice" in refused(*files, files[0])
+    assert "is no part of an evaluation" in refused(str(tmp_path / "whole.json"))
+    assert "is no part of an evaluation" in refused(str(tmp_path / "nothing.json"))
+    data = json.loads((tmp_path / "2.json").read_text())
+    (tmp_path / "short.json").write_text(json.dumps(data | {"rows": data["rows"][:-1]}))
+    assert "each of the initial states of part 2/3 once" in refused(files[0], str(tmp_path / "short.json"), files[2])
+    (tmp_path / "other.json").write_text(json.dumps(data | {"model_sha256": "0"}))
+    assert "belongs to another evaluation" in refused(files[0], str(tmp_path / "other.json"), files[2])
+    assert main(["eval", str(run), "--shard", "4/3"]) == 2
+    assert "1 <= k <= n, for example 1/3" in capsys.readouterr().err
+
+
+def test_all_checkpoints(run, capsys):
+    assert main(["eval", str(run), "--all-checkpoints", "--progress=false"]) == 0
+    out = capsys.readouterr().out
+    data = json.loads((run / "eval-checkpoints-selection.json").read_text())
+    assert list(data["checkpoints"]) == ["chunk-00000000", "chunk-00000040", "chunk-00000080"]
+    # the untrained model is the VLA, and what was seen during training is seen again
+    rows = [Evaluation.from_dict(entry).rows for entry in data["checkpoints"].values()]
+    during = json.loads((run / "evaluations.json").read_text())
+    assert rows[0] == Evaluation.from_dict(during["vla_selection"]).rows
+    assert rows[1:] == [Evaluation.from_dict(point["evaluation"]).rows for point in during["selection"]]
+    assert out.count("RLT (chunk-") == 3 and "frozen VLA" in out and out.count("<- best") == 1
+
+
+def test_table_has_both_policies_and_every_task(run, capsys):
+    result = evaluate_run(EvalConfig(run=str(run), progress=False))
+    out = capsys.readouterr().out
+    assert f"frozen VLA                     all  {4}/{7}" in out
+    assert str(result) in out and "McNemar" in out
+    assert evaluate_run(EvalConfig(run=str(run), progress=False)).rows == result.rows
+
+
+def test_no_checkpoints(run, tmp_path):
+    shutil.copytree(run, tmp_path / "old", ignore=shutil.ignore_patterns("checkpoints"))
+    with pytest.raises(ValueError, match="has no checkpoints"):
+        evaluate_run(EvalConfig(run=str(tmp_path / "old"), all_checkpoints=True))
+
+
+def test_forms_of_the_command_line():
+    assert normalise(EvalConfig, ["r", "--all-checkpoints", "--num-envs", "3"]) == [
+        "r", "--all_checkpoints=true", "--num_envs", "3",
+    ]  # fmt: skip
+    assert normalise(EvalConfig, ["--vla", "false", "r"]) == ["--vla", "false", "r"]
+    assert normalise(EvalConfig, ["--merge", "a", "b", "--out", "c"]) == ["", '--merge=["a", "b"]', "--out", "c"]
+    assert parse_shard(None) == (0, 1) and parse_shard("2/3") == (1, 3)
+    for bad in ("0/3", "3", "a/b", "1/2/3"):
+        with pytest.raises(ValueError, match="shard must be k/n"):
+            parse_shard(bad)
