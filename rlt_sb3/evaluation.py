@@ -228,8 +228,8 @@ def evaluate(
 
     The env restarts its fixed sequence at every ``reset(options={"init_states": split})``: episode ``j`` of env ``i``
     is pair ``(N - 1 - i) + j * N``. An episode that ended with ``worker_restarted`` does not count: the env plays it
-    again. An env that has played its share goes on until the others are done; those episodes
-    are not counted. Evaluation is deterministic and touches neither the policy nor any training state.
+    again. An env that has played its share goes on until the others are done; those episodes are not counted.
+    Evaluation is deterministic and touches neither the policy nor any training state.
 
     :param policy: see :func:`as_policy`
     :param env: Gymnasium vector env in SAME_STEP mode
@@ -242,8 +242,7 @@ def evaluate(
     :param shard: (k, n) plays only the pairs k, k + n, k + 2n, ... below ``n_states``
     :raises ValueError: for an unknown split or policy, ``n_states < 1``, a shard without states, or an env in another
         autoreset mode
-    :raises RuntimeError: if the env repeats an initial state (fewer states than asked for), or if a worker fails again
-        and again on the same one
+    :raises RuntimeError: if the env repeats an initial state (fewer states than asked for)
     """
     from gymnasium.vector import AutoresetMode
 
@@ -259,18 +258,7 @@ def evaluate(
     act = as_policy(policy)
     filmed = range(record_states) if isinstance(record_states, int) else record_states
     options: dict[str, Any] = {"init_states": split} | ({"shard": shard} if shard != (0, 1) else {})
-    rows, frames, lost = _play(act, env, n_states, options, shard, on_episode, filmed)
-    # An episode that ended because its worker had to be restarted says nothing about the policy: play it again.
-    for attempt in range(3):
-        for pair in sorted(lost):
-            again = (pair, pair + 1)
-            options = {"init_states": split, "shard": again}
-            found, film, _ = _play(act, env, pair + 1, options, again, on_episode, filmed)
-            rows |= found
-            frames |= film
-        lost = lost - rows.keys()
-        if lost and attempt == 2:
-            raise RuntimeError(f"The workers failed three times on the initial states {sorted(lost)} of {split!r}.")
+    rows, frames = _play(act, env, n_states, options, shard, on_episode, filmed)
     default_name = policy if isinstance(policy, str) else "policy"
     return Evaluation(name or default_name, split, [rows[pair] for pair in sorted(rows)], frames)
 
@@ -283,11 +271,11 @@ def _play(
     shard: tuple[int, int],
     on_episode: Callable[[StateResult], None] | None,
     filmed: range,
-) -> tuple[dict[int, StateResult], dict[int, list[np.ndarray]], set[int]]:
+) -> tuple[dict[int, StateResult], dict[int, list[np.ndarray]]]:
     """
     One pass over (a shard of) the sequence.
 
-    :return: outcomes, films, and the pairs that were lost with a worker
+    :return: outcomes and films by pair
     """
     n_envs = env.num_envs
     share = [len(range(shard[0] + (n_envs - 1 - i) * shard[1], n_states, n_envs * shard[1])) for i in range(n_envs)]
@@ -295,7 +283,6 @@ def _play(
     chunks = [0] * n_envs
     rows: dict[int, StateResult] = {}
     frames: dict[int, list[np.ndarray]] = {}
-    lost: set[int] = set()
     obs, infos = env.reset(options=options)
     while any(played[i] < share[i] for i in range(n_envs)):
         pairs = [shard[0] + ((n_envs - 1 - i) + played[i] * n_envs) * shard[1] for i in range(n_envs)]
@@ -315,12 +302,7 @@ def _play(
                 steps=int(_per_env(final, "episode_steps", i, chunks[i] + 1)),
                 chunks=chunks[i] + 1,
             )
-            if played[i] >= share[i]:
-                pass
-            elif _per_env(final, "worker_restarted", i, False):
-                lost.add(row.pair)
-                frames.pop(row.pair, None)
-            else:
+            if played[i] < share[i]:
                 if row.pair in frames and "final_frame" in final:
                     frames[row.pair].append(np.array(final["final_frame"][i], copy=True))
                 if any((r.task_id, r.init_index) == (row.task_id, row.init_index) for r in rows.values()):
@@ -336,7 +318,7 @@ def _play(
             chunks[i] = -1
         for i in range(n_envs):
             chunks[i] += 1
-    return rows, frames, lost
+    return rows, frames
 
 
 def _record(env: gym.vector.VectorEnv, frames: dict[int, list[np.ndarray]], pairs: list[int | None]) -> None:
