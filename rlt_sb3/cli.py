@@ -42,6 +42,7 @@ COMMANDS = {
         "rlt_gym.assets.command:assets",
         "check, download, verify or draw (sheet) the assets of LIBERO's tasks",
     ),
+    "doctor": ("rlt_gym.doctor:DoctorConfig", "rlt_gym.doctor:doctor", "what is installed, what works, what to mend"),
     "report": ("rlt_sb3.config:ReportConfig", "rlt_sb3.report:report", "write report.html of a run again"),
 }
 

@@ -138,6 +138,13 @@ class LiberoSimulator:
         :param index: Number of the initial state.
         :param observe: Draw pictures; without, only proprioception is returned.
         """
+        self.restart(split, index)
+        for _ in range(SETTLE_STEPS):
+            self._control_step(SETTLE_ACTION)
+        return self.observe() if observe else {"proprio": self.proprio()}
+
+    def restart(self, split: str, index: int) -> None:
+        """The state an episode starts from, before its objects have settled and before anything is drawn."""
         seed = episode_seed(self.task, split, index)
         np.random.seed(seed)  # robosuite and LIBERO draw from numpy's global generator
         self.env.reset()
@@ -152,9 +159,6 @@ class LiberoSimulator:
             state = self.env.get_sim_state()
         self.env.set_init_state(state)
         self._fresh = True
-        for _ in range(SETTLE_STEPS):
-            self._control_step(SETTLE_ACTION)
-        return self.observe() if observe else {"proprio": self.proprio()}
 
     def step_chunk(self, actions: np.ndarray, observe: bool = True, observe_at: Collection[int] = ()) -> ChunkResult:
         """
