@@ -142,9 +142,13 @@ def check_assets(assets: str) -> Iterator[Finding]:
     try:
         used = resolve_assets(assets)
     except ValueError as error:
-        yield Finding(False, str(error), "unset RLT_LIBERO_ASSETS, or point it at a complete folder")
+        yield Finding(False, str(error), "rlt assets check   (lists what is missing), or unset RLT_LIBERO_ASSETS")
         return
-    note = "export RLT_LIBERO_ASSETS=FOLDER   (only to use the official meshes)" if used.kind == "embedded" else ""
+    note = (
+        "rlt assets download, or export RLT_LIBERO_ASSETS=FOLDER   (only to use the official meshes)"
+        if used.kind == "embedded"
+        else ""
+    )
     yield Finding(True, f"assets in use: {used.kind}, {used.path}", note)
 
 
@@ -169,7 +173,7 @@ def check_places() -> Iterator[Finding]:
 
 def check_interpreter() -> Iterator[Finding]:
     """The interpreter that workers run under."""
-    path = os.environ.get("RLT_WORKER_PYTHON", sys.executable)
+    path = os.path.expanduser(os.environ.get("RLT_WORKER_PYTHON", sys.executable))
     what = "RLT_WORKER_PYTHON" if "RLT_WORKER_PYTHON" in os.environ else "this interpreter"
     try:
         done = subprocess.run([path, "-c", _WORKER_IMPORTS], capture_output=True, text=True, timeout=120)
