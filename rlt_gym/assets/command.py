@@ -152,7 +152,6 @@ def verify(config: AssetsConfig) -> int:
         passed, start = 0, time.process_time()
         tasks = get_tasks(suite, config.task_ids)
         for task in tasks:
-            # Official assets are what they are: where they slip at first, tasks are made for it.
             problems = verify_task(suite, task.task_id, states).problems
             if config.rollout:
                 problems += _rollout(suite, task.task_id, config.rollout)
