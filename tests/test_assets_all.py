@@ -71,6 +71,9 @@ def test_verification_sees_what_is_wrong() -> None:
         bench.put("plate_1", plate - np.array([0, 0, 0.02, 0, 0, 0, 0]))
         assert bench.lowest("plate_1") < 0.9 - 0.015
         assert bench.depth("plate_1") > 0.005
+        assert bench.depth("plate_1", room=False) == 0
+        bench.put("plate_1", bench.pose("cookies_1"))
+        assert bench.depth("plate_1", room=False) > 0.005
         goal = bench.goal()[0]
         assert not bench.holds(goal)
         bench.start(state)
