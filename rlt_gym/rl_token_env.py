@@ -9,6 +9,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
+from rlt_gym.wrappers import GripperPenalty
+
 if TYPE_CHECKING:
     import os
 
@@ -31,6 +33,9 @@ class RLTokenVectorEnv(VectorWrapper):
     If the raw environment observes inside the chunks (``obs_stride``), those observations go into the same batch, and
     ``info["inner_obs"]`` has them in this environment's form: ``z_rl`` (N, n, D), ``vla_ref`` (N, n, C, 7), ``proprio``
     (N, n, 8), zeros where ``info["inner_count"]`` says that there are none.
+
+    Where the raw environment's infos have ``critical_phase``, the VLA's own chunk is played instead of the action until
+    it is true.
 
     :param env: Raw environment with observation ``agentview``, ``wrist``, ``proprio``, action (C, 7), and
         ``instruction``, ``init_index``, ``episode_steps`` in its infos, e.g. ``LIBERO-v0``.
@@ -76,6 +81,8 @@ class RLTokenVectorEnv(VectorWrapper):
         # what the last info of each env said; a partial reset reports on some envs only
         self._instruction = [""] * self.num_envs
         self._seed_key = np.zeros((self.num_envs, 2), dtype=np.int64)
+        self._critical = np.ones(self.num_envs, dtype=bool)
+        self._reference = np.zeros(self.action_space.shape or (), dtype=np.float32)
 
     @property
     def obs_stride(self) -> int | None:
@@ -92,7 +99,9 @@ class RLTokenVectorEnv(VectorWrapper):
         """
         obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         self._remember(infos)
-        return self._features([obs], self._instruction, self._seed_key), infos
+        features = self._features([obs], self._instruction, self._seed_key)
+        self._reference = features["vla_ref"].copy()
+        return features, infos
 
     def step(
         self, actions: np.ndarray
@@ -110,6 +119,7 @@ class RLTokenVectorEnv(VectorWrapper):
             bad = sorted({int(row) for row in np.argwhere(~np.isfinite(actions))[:, 0]})
             raise ValueError(f"actions has NaN or infinite values for environments {bad}; nothing was executed.")
         played, began = list(self._instruction), self._seed_key.copy()
+        actions = np.where(self._critical[:, None, None], actions, self._reference)
         obs, rewards, terminations, truncations, infos = self.env.step(actions)
         ended = [i for i in range(self.num_envs) if "final_obs" in infos and infos["_final_obs"][i]]
         final = [infos["final_obs"][i] for i in ended]
@@ -133,6 +143,7 @@ class RLTokenVectorEnv(VectorWrapper):
             all_keys.append(began[inner_of] + np.stack([np.zeros_like(steps), steps], axis=1))
         all_features = self._features(batches, all_tasks, np.concatenate(all_keys))
         features = {key: value[: self.num_envs] for key, value in all_features.items()}
+        self._reference = features["vla_ref"].copy()
         if ended:
             features = {key: value.copy() for key, value in features.items()}
             rows = np.full(self.num_envs, None, dtype=object)
@@ -150,6 +161,9 @@ class RLTokenVectorEnv(VectorWrapper):
 
     def _remember(self, infos: Mapping[str, Any]) -> None:
         _read_infos(infos, self._instruction, self._seed_key)
+        if "critical_phase" in infos:
+            present = infos.get("_critical_phase", np.ones(self.num_envs, dtype=bool))
+            self._critical = np.where(present, infos["critical_phase"], self._critical)
 
     def _features(
         self, batches: Sequence[Mapping[str, np.ndarray]], tasks: Sequence[str], seed_keys: np.ndarray
@@ -205,6 +219,7 @@ def make_rl_token_vec(
     rl_token: "str | os.PathLike[str] | RLTokenEncoder" = "auto",
     device: str = "cpu",
     render: str = "fast",
+    gripper_penalty: float | None = None,
     **raw_env_kwargs: Any,
 ) -> RLTokenVectorEnv:
     """
@@ -218,6 +233,8 @@ def make_rl_token_vec(
     :param rl_token: ``"auto"``, a ``.safetensors`` path, or an encoder.
     :param device: Where VLA and encoder run.
     :param render: ``"fast"``, the pictures that the shipped MiniVLA was trained on, or ``"exact"``, LIBERO's own.
+    :param gripper_penalty: Cost of each opening or closing of the gripper, see
+        :class:`~rlt_gym.wrappers.GripperPenalty`; ``None`` for none.
     :param raw_env_kwargs: Further arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv`.
     :return: The environment.
     :raises ValueError: If an argument is wrong; no process has been started then.
@@ -229,6 +246,8 @@ def make_rl_token_vec(
     loaded = load_vla(vla, device)
     encoder = load_rl_token(rl_token, loaded, device)
     check_chunk_length(chunk_length, loaded)
+    if gripper_penalty is not None and not gripper_penalty >= 0.0:
+        raise ValueError(f"gripper_penalty must be None or >= 0, got {gripper_penalty!r}")
     env = LiberoVectorEnv(
         num_envs=num_envs, suite=suite, task_ids=task_ids, chunk_length=chunk_length, render=render, **raw_env_kwargs
     )
@@ -239,7 +258,8 @@ def make_rl_token_vec(
             stacklevel=2,
         )
     try:
-        return RLTokenVectorEnv(env, loaded, encoder, device)
+        raw = env if gripper_penalty is None else GripperPenalty(env, gripper_penalty)
+        return RLTokenVectorEnv(raw, loaded, encoder, device)
     except BaseException:
         env.close()
         raise

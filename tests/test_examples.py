@@ -27,6 +27,7 @@ ARGUMENTS = {
         "--critic-warmup-updates",
         "5",
     ],
+    "interventions.py": ["--num-envs", "1", "--episodes", "1"],
     "vector_env.py": ["--env", "toy_env:ToyRLToken-v0", "--episodes", "3"],
 }
 

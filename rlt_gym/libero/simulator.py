@@ -7,7 +7,7 @@ two of three forward passes a substep, Python controller code, observables and p
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import mujoco
@@ -160,17 +160,24 @@ class LiberoSimulator:
         self.env.set_init_state(state)
         self._fresh = True
 
-    def step_chunk(self, actions: np.ndarray, observe: bool = True, observe_at: Collection[int] = ()) -> ChunkResult:
+    def step_chunk(
+        self,
+        actions: np.ndarray,
+        observe: bool = True,
+        observe_at: Collection[int] = (),
+        choose: Callable[[np.ndarray], np.ndarray] | None = None,
+    ) -> ChunkResult:
         """
         :param actions: float (k, 7) in [-1, 1]; played until LIBERO's goal predicate holds.
         :param observe: Draw pictures after the last executed step.
         :param observe_at: Numbers (from 1) of the control steps inside the chunk after which to observe as well.
+        :param choose: Asked before each control step what to do instead of its action.
         """
         rewards = []
         inner = []
         success = False
         for action in np.asarray(actions, dtype=np.float64):
-            success = self._control_step(action)
+            success = self._control_step(action if choose is None else choose(action))
             rewards.append(float(success))
             if success:
                 break

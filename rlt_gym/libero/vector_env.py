@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from rlt_gym.assets import resolve_assets
+from rlt_gym.libero.hooks import check_hook, check_one_env, hook_info
 from rlt_gym.libero.processes import LaunchPlan
 from rlt_gym.libero.tasks import SPLITS, SUITE_HORIZONS, get_tasks, load_init_states
 from rlt_gym.libero.transport import FRAME_SIZE
@@ -91,6 +92,12 @@ class LiberoVectorEnv(VectorEnv):
     last. Such a row is no transition and must not be stored. The env then plays the same episode from its start; the
     other envs do not notice. ``worker_restarts`` counts, as info for each env and as attribute for all.
 
+    With an ``intervention`` the infos also have ``executed_actions`` float32 (C, 7), what was done (from step k on: the
+    action), and ``intervention`` bool (C,), true at the control steps that someone else chose. Nobody takes over in
+    episodes of the selection and evaluation sets: they measure what the policy can do. With a ``critical_phase`` they
+    have ``critical_phase``, whether the observation returned lies in it, and ``critical_chunk``, whether the chunk just
+    played began in it.
+
     Episode number p of the whole vector (env i plays p = N-1-i, 2N-1-i, ...) is task ``p % n_tasks`` and, in the
     evaluation and selection splits, initial state ``p // n_tasks``: SB3's ``evaluate_policy(n_eval_episodes=n)``
     thus sees the first n pairs exactly once, whatever N. In the training split the initial state is drawn from
@@ -109,6 +116,10 @@ class LiberoVectorEnv(VectorEnv):
     :param render_mode: ``None`` or ``"rgb_array"`` (:meth:`render` gives upright 256-pixel frames).
     :param seed: Seed until :meth:`reset` is given one.
     :param obs_stride: Also observe every so many control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
+    :param intervention: Who may take over, ``"module:Class"`` or ``"module:function"``, see
+        :mod:`rlt_gym.libero.interventions`; ``intervention_kwargs``: its keyword arguments.
+    :param critical_phase: Predicate ``"module:function"``, see :mod:`rlt_gym.libero.phases`;
+        ``critical_phase_kwargs``: its keyword arguments.
     :param autoreset_mode: ``SAME_STEP`` or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
     :param worker_start: ``"zygote"`` (forked from a process that has LIBERO loaded: quick, and memory is shared),
         ``"spawn"`` (a plain subprocess each) or ``"auto"`` (the first, but the second with another interpreter).
@@ -141,6 +152,10 @@ class LiberoVectorEnv(VectorEnv):
         worker_timeout: float = 300.0,
         max_restarts: int = 10,
         resident_tasks: int | None = None,
+        intervention: str | None = None,
+        intervention_kwargs: dict[str, Any] | None = None,
+        critical_phase: str | None = None,
+        critical_phase_kwargs: dict[str, Any] | None = None,
     ):
         self.num_envs = _checked_int("num_envs", num_envs, 1, 1024)
         self.tasks = get_tasks(suite, task_ids)
@@ -152,6 +167,13 @@ class LiberoVectorEnv(VectorEnv):
         self.obs_stride = obs_stride
         #: Control steps inside a chunk at which it is observed, besides its end.
         self._inner_steps = () if obs_stride is None else tuple(range(obs_stride, self.chunk_length, obs_stride))
+        self._hooks = {
+            "intervention": check_hook("intervention", intervention, intervention_kwargs, 3),
+            "critical_phase": check_hook("critical_phase", critical_phase, critical_phase_kwargs, 1, False),
+        }
+        check_one_env(self._hooks["intervention"], self.num_envs)
+        #: What the hooks of each env said last.
+        self._said: list[dict[str, Any]] = [{}] * self.num_envs
         image_size = _checked_int("image_size", image_size, 16, 256)
         horizon = SUITE_HORIZONS[suite] if max_episode_steps is None else max_episode_steps
         self.max_episode_steps = _checked_int("max_episode_steps", horizon, 1, 100_000)
@@ -202,6 +224,7 @@ class LiberoVectorEnv(VectorEnv):
             "image_size": image_size,
             "render": render,
             "resident": resident_tasks,
+            "hooks": self._hooks,
         }
         numbers = [self._number(env, 0) for env in range(self.num_envs)]
         first_tasks = [self.tasks[number % len(self.tasks)].task_id for number in numbers]
@@ -262,8 +285,9 @@ class LiberoVectorEnv(VectorEnv):
         pending = list(envs)
         while pending:
             answers, failures = self._pool.ask({env: ("reset", self._reset_arguments(env)) for env in pending})
-            for env, rest in answers.items():
+            for env, (rest, said) in answers.items():
                 self._observations[env] = self._pool.clients[env].pictures.take(rest, 0)
+                self._said[env] = said
                 self._dones[env] = False
                 self._lost.discard(env)
             for env, failure in failures.items():
@@ -358,6 +382,7 @@ class LiberoVectorEnv(VectorEnv):
             raise RuntimeError("call reset() before step()")
         if self._dones.any():
             raise RuntimeError("a finished environment must be reset before it is stepped (autoreset is disabled)")
+        self._asked, self._said = array, [{}] * self.num_envs
         questions = {}
         for env in set(range(self.num_envs)) - self._lost:
             left = self.max_episode_steps - self._episodes[env].steps  # type: ignore[union-attr]
@@ -412,7 +437,7 @@ class LiberoVectorEnv(VectorEnv):
         self, env: int, answer: tuple[Any, ...], inner_obs: dict[str, np.ndarray]
     ) -> tuple[np.ndarray, bool, int]:
         """Read a worker's answer to a chunk; returns its rewards, whether the goal is reached, number of inner obs."""
-        rest, step_rewards, success, inner = answer
+        rest, step_rewards, success, inner, self._said[env] = answer
         pictures = self._pool.clients[env].pictures
         self._observations[env] = pictures.take(rest, 0)
         for index, inner_rest in enumerate(inner):
@@ -446,6 +471,9 @@ class LiberoVectorEnv(VectorEnv):
             "init_index": episode.init_index,
             "worker_restarted": restarted,
             "worker_restarts": int(self._pool.restarts[env]),
+            **hook_info(
+                self._hooks, self.chunk_length, self._said[env], None if step_rewards is None else self._asked[env]
+            ),
         }
 
     def _batch(self) -> dict[str, np.ndarray]:

@@ -22,7 +22,9 @@ from typing import Any
 import numpy as np
 
 from rlt_gym.libero.bootstrap import prepare_libero
+from rlt_gym.libero.hooks import WorkerHooks
 from rlt_gym.libero.lifeline import watch
+from rlt_gym.libero.tasks import episode_seed
 from rlt_gym.libero.transport import FRAME_SIZE, Channel, SharedPictures
 
 #: The log of what libraries print starts over when it has grown beyond this.
@@ -37,6 +39,7 @@ class Worker:
     :param suite: Name of the suite; ``assets_path``: folder of assets; ``image_size``, ``render``: as in the simulator.
     :param pictures: Where observations are left.
     :param simulators: Simulators built before, by task.
+    :param hooks: Of :func:`~rlt_gym.libero.hooks.check_hook`, by the arguments of :class:`WorkerHooks`.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Worker:
         pictures: SharedPictures,
         resident: int = 3,
         simulators: dict[int, Any] | None = None,
+        hooks: dict[str, Any] | None = None,
     ):
         prepare_libero(assets_path)
         from rlt_gym.libero import simulator  # after prepare_libero, which silences these imports
@@ -57,6 +61,7 @@ class Worker:
         self._simulators: dict[int, Any] = dict(simulators or {})
         self._resident = resident
         self._current: Any = None
+        self._hooks = WorkerHooks(**(hooks or {}))
 
     def _select(self, task_id: int) -> None:
         if task_id not in self._simulators:
@@ -79,21 +84,26 @@ class Worker:
         """Build a task's simulator ahead of its first episode."""
         self._select(task_id)
 
-    def reset(self, task_id: int, split: str, index: int) -> dict[str, np.ndarray]:
-        """Start an episode; leaves its first observation in slot 0."""
+    def reset(self, task_id: int, split: str, index: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Start an episode; leaves its first observation in slot 0 and returns what the hooks say as well."""
         self._select(task_id)
-        return self._leave(self._current.reset(split, index))
+        observation = self._current.reset(split, index)
+        seed = episode_seed(self._current.task, split, index)
+        # What a policy can do is measured without help.
+        said = self._hooks.begin_episode(self._current, seed, takeover=split == "train")
+        return self._leave(observation), said
 
     def step(
         self, actions: np.ndarray, observe_at: tuple[int, ...] = ()
-    ) -> tuple[dict[str, np.ndarray], np.ndarray, bool, list[dict[str, np.ndarray]]]:
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, bool, list[dict[str, np.ndarray]], dict[str, Any]]:
         """
         Play a chunk until success; ``actions`` (k, 7) is already cut at the horizon. Leaves the last observation in
         slot 0 and those of the steps ``observe_at`` in slots 1, 2, ...
         """
-        result = self._current.step_chunk(actions, observe_at=observe_at)
+        result = self._current.step_chunk(actions, observe_at=observe_at, choose=self._hooks.choose)
+        said = self._hooks.end_chunk()
         inner = [self._leave(observation, slot) for slot, observation in enumerate(result.inner, start=1)]
-        return self._leave(result.observation), result.step_rewards, result.success, inner
+        return self._leave(result.observation), result.step_rewards, result.success, inner, said
 
     def render(self) -> None:
         """Leave an upright picture of the scene in the frame's slot."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+
+from rlt_gym.libero.hooks import WorkerHooks, hook_info
 
 INIT_STATES = ("train", "selection", "eval")
 
@@ -27,6 +30,9 @@ class _FakeChunkVectorEnv(VectorEnv):
     :param autoreset_mode: SAME_STEP or DISABLED
     :param render_mode: None or "rgb_array"
     :param obs_stride: also observe every so many control steps inside a chunk, see ``LIBERO-v0``
+    :param intervention: ``f(simulator, proposed, step)``, as for ``LIBERO-v0``; the "simulator" has ``env`` and
+        ``index``, the number of the sub-environment
+    :param critical_phase: ``f(simulator)``, likewise
     :raises ValueError: for values that do not fit
     """
 
@@ -42,6 +48,8 @@ class _FakeChunkVectorEnv(VectorEnv):
         autoreset_mode: AutoresetMode,
         render_mode: str | None,
         obs_stride: int | None = None,
+        intervention: Callable[..., Any] | None = None,
+        critical_phase: Callable[..., Any] | None = None,
     ):
         for name, value in (("num_envs", num_envs), ("chunk_length", chunk_length), ("horizon", max_episode_steps)):
             if value < 1:
@@ -70,6 +78,9 @@ class _FakeChunkVectorEnv(VectorEnv):
         self._episodes = np.full(num_envs, -1)
         self._steps = np.zeros(num_envs, dtype=np.int64)
         self._finished = np.ones(num_envs, dtype=bool)
+        self._hooks = {"intervention": intervention, "critical_phase": critical_phase}
+        self._workers = [WorkerHooks(**self._hooks) for _ in range(num_envs)]
+        self._said: list[dict[str, Any]] = [{}] * num_envs
 
     # hooks -----------------------------------------------------------------------------------------------------
 
@@ -137,6 +148,7 @@ class _FakeChunkVectorEnv(VectorEnv):
             raise ValueError("Actions contain NaN or infinite numbers; no step was made.")
         if self._finished.any():
             raise ValueError("A sub-environment has not been reset since its episode ended: call reset().")
+        self._asked = chunks = self._gated(chunks)
         rewards = np.zeros(self.num_envs)
         terminations, truncations = np.zeros(self.num_envs, dtype=bool), np.zeros(self.num_envs, dtype=bool)
         observations: list[dict[str, np.ndarray]] = []
@@ -145,8 +157,10 @@ class _FakeChunkVectorEnv(VectorEnv):
         for index in range(self.num_envs):
             step_rewards = np.zeros(self.chunk_length, dtype=np.float32)
             executed, solved = 0, False
+            choose = self._workers[index].choose
             while executed < self.chunk_length and not solved and self._steps[index] < self.max_episode_steps:
-                solved = bool(self._control_step(index, np.clip(chunks[index, executed], -1.0, 1.0)))
+                action = np.clip(chunks[index, executed], -1.0, 1.0)
+                solved = bool(self._control_step(index, action if choose is None else choose(action)))
                 step_rewards[executed] = float(solved)
                 executed += 1
                 self._steps[index] += 1
@@ -156,6 +170,7 @@ class _FakeChunkVectorEnv(VectorEnv):
             rewards[index] = step_rewards.sum()
             terminations[index] = solved
             truncations[index] = not solved and self._steps[index] >= self.max_episode_steps
+            self._said[index] = self._workers[index].end_chunk()
             info = self._info(index, step_rewards, executed, solved)
             observation = self._observe(index)
             if terminations[index] or truncations[index]:
@@ -185,6 +200,18 @@ class _FakeChunkVectorEnv(VectorEnv):
         self._steps[index] = 0
         self._finished[index] = False
         self._begin(index)
+        simulator = SimpleNamespace(env=self, index=index)
+        self._said[index] = self._workers[index].begin_episode(
+            simulator, self._init_index(index), takeover=self.init_states == "train"
+        )
+
+    def _gated(self, chunks: np.ndarray) -> np.ndarray:
+        """Before the critical phase the "VLA" acts."""
+        chunks = chunks.copy()
+        for index, said in enumerate(self._said):
+            if not said.get("critical_phase", True) and "vla_ref" in self._observe(index):
+                chunks[index] = self._observe(index)["vla_ref"]
+        return chunks
 
     def _init_index(self, index: int) -> int:
         # the sequence of LIBERO-v0: evaluate_policy(n_eval_episodes=n) sees 0..n-1 once each
@@ -204,6 +231,9 @@ class _FakeChunkVectorEnv(VectorEnv):
             "task_id": task_id,
             "init_index": init_index,
             "episode_steps": int(self._steps[index]),
+            **hook_info(
+                self._hooks, self.chunk_length, self._said[index], None if step_rewards is None else self._asked[index]
+            ),
         }
 
     def _batch_inner(self, inner: list[list[dict[str, np.ndarray]]]) -> dict[str, Any]:
@@ -251,6 +281,8 @@ class FakeLiberoVectorEnv(_FakeChunkVectorEnv):
     :param autoreset_mode: SAME_STEP or DISABLED
     :param success_step: see above
     :param obs_stride: see ``LIBERO-v0``
+    :param intervention: ``f(simulator, proposed, step)`` as for ``LIBERO-v0``; "simulator" has ``env`` and ``index``
+    :param critical_phase: ``f(simulator)``, likewise
     """
 
     def __init__(
@@ -269,6 +301,8 @@ class FakeLiberoVectorEnv(_FakeChunkVectorEnv):
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         success_step: int = 13,
         obs_stride: int | None = None,
+        intervention: Callable[..., Any] | None = None,
+        critical_phase: Callable[..., Any] | None = None,
     ):
         image = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
         space = spaces.Dict(
@@ -277,8 +311,9 @@ class FakeLiberoVectorEnv(_FakeChunkVectorEnv):
         tasks = (0,) if task_ids is None else task_ids
         horizon = 20 if max_episode_steps is None else max_episode_steps
         super().__init__(
-            num_envs, space, chunk_length, horizon, tasks, init_states, seed, autoreset_mode, render_mode, obs_stride
-        )
+            num_envs, space, chunk_length, horizon, tasks, init_states, seed, autoreset_mode, render_mode, obs_stride,
+            intervention, critical_phase,
+        )  # fmt: skip
         self.suite = suite
         self.success_step = success_step
         self._image_shape = image.shape
@@ -317,6 +352,8 @@ class FakeRLTokenVectorEnv(_FakeChunkVectorEnv):
     :param autoreset_mode: SAME_STEP or DISABLED
     :param token_dim: size of ``z_rl``
     :param obs_stride: see ``LIBERO-v0``
+    :param intervention: ``f(simulator, proposed, step)`` as for ``LIBERO-v0``; "simulator" has ``env`` and ``index``
+    :param critical_phase: ``f(simulator)``, likewise
     """
 
     SPEED = 0.1
@@ -336,6 +373,8 @@ class FakeRLTokenVectorEnv(_FakeChunkVectorEnv):
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         token_dim: int = 16,
         obs_stride: int | None = None,
+        intervention: Callable[..., Any] | None = None,
+        critical_phase: Callable[..., Any] | None = None,
     ):
         space = spaces.Dict(
             {
@@ -347,8 +386,9 @@ class FakeRLTokenVectorEnv(_FakeChunkVectorEnv):
         tasks = (0,) if task_ids is None else task_ids
         horizon = 16 if max_episode_steps is None else max_episode_steps
         super().__init__(
-            num_envs, space, chunk_length, horizon, tasks, init_states, seed, autoreset_mode, render_mode, obs_stride
-        )
+            num_envs, space, chunk_length, horizon, tasks, init_states, seed, autoreset_mode, render_mode, obs_stride,
+            intervention, critical_phase,
+        )  # fmt: skip
         self.suite = suite
         self._encoder = np.random.default_rng(0).normal(size=(6, token_dim))
         self._position = np.zeros((num_envs, 2))

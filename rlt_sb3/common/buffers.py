@@ -45,7 +45,8 @@ class ChunkReplayBuffer(DictReplayBuffer):
     the next one of the row before, the trajectory is taken as cut.
 
     A chunk that a worker did not finish (``infos[i]["worker_restarted"]``, or ``chunk_steps`` 0) is not stored; the
-    row before it leads to its observation as usual.
+    row before it leads to its observation as usual. Neither is one that began before the critical phase of its episode
+    (``infos[i]["critical_chunk"]`` is there and false).
 
     Adding and sampling may happen in different threads.
 
@@ -64,7 +65,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
     :param offline: further rows, e.g. of :func:`~rlt_sb3.common.offline.load_transitions`
     :param offline_ratio: share of each batch that comes from ``offline``, rounded to whole rows
     :param overwrite_reference: where someone else chose the action, replace ``vla_ref`` by it (as the paper does),
-        not only the target of the actor's pull
+        not only the target of the actor's pull; ``offline`` rows keep theirs
     :raises ValueError: for settings out of range, or a share of ``offline`` without rows in it
     """
 
@@ -190,7 +191,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
         """Check one info before anything is written; None: not to be stored."""
         length = self.chunk_length
         steps = int(info["chunk_steps"]) if "chunk_steps" in info else length
-        if info.get("worker_restarted", False):
+        if info.get("worker_restarted", False) or not info.get("critical_chunk", True):
             return None
         if "step_rewards" in info and "chunk_steps" in info:
             rewards = np.array(info["step_rewards"], dtype=np.float32)
@@ -329,7 +330,8 @@ class ChunkReplayBuffer(DictReplayBuffer):
         :return: the batch
         """
         chosen = self.rows if rows is None else rows
-        return chosen.gather(slots, self.n_steps, self.gamma, self.device, self.overwrite_reference)
+        overwrite = self.overwrite_reference and chosen is self.rows
+        return chosen.gather(slots, self.n_steps, self.gamma, self.device, overwrite)
 
     def __getstate__(self) -> dict[str, Any]:
         """The lock stays here, and the offline rows, which have a file of their own."""

@@ -1,6 +1,8 @@
 """What was executed in a chunk, and how rows that begin inside one are put together."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -62,3 +64,32 @@ def join_chunks(before: Chunk, after: Chunk | None, start: int) -> Chunk:
             mine[before.steps - start : steps] = second[:take]
     actions[steps:] = actions[steps - 1]
     return Chunk(actions, rewards, steps, human)
+
+
+def executed_chunks(actions: np.ndarray, infos: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """
+    :param actions: chunks that were asked for (n_envs, C, d)
+    :param infos: one per sub-environment; ``executed_actions`` (C, d) where someone may have taken over
+    :return: chunks that were executed (n_envs, C, d)
+    """
+    return np.stack([info.get("executed_actions", action) for action, info in zip(actions, infos, strict=True)])
+
+
+def chunk_stats(infos: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """
+    What the infos of one vector step say besides the reward, for the log.
+
+    :param infos: one per sub-environment
+    :return: of what there is: ``intervention``, share of the executed control steps that someone else chose;
+        ``critical_phase``, share of the chunks in it; ``reward_<term>``, sum per chunk of each of ``reward_terms``
+    """
+    values: dict[str, list[float]] = {}
+    for info in infos:
+        steps = int(info.get("chunk_steps", 1))
+        if "intervention" in info and steps:
+            values.setdefault("intervention", []).append(float(np.mean(info["intervention"][:steps])))
+        if "critical_chunk" in info:
+            values.setdefault("critical_phase", []).append(float(info["critical_chunk"]))
+        for name, term in info.get("reward_terms", {}).items():
+            values.setdefault(f"reward_{name}", []).append(float(np.sum(term)))
+    return {name: float(np.mean(of_envs)) for name, of_envs in values.items()}

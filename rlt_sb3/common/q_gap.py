@@ -70,13 +70,18 @@ class QGapTracker:
         :param infos: ``step_rewards`` and ``chunk_steps`` are read
         :param q_function: gives Q (n_envs,) of the executed chunks; None while the critic is not trained
         """
-        if q_function is not None and self.new.any():
-            self.promised[self.new] = q_function()[self.new]
-        self.new = np.array(dones, dtype=bool)
+        # before the critical phase the VLA acts, and the critics know nothing of it: the promise is made at its start
+        critical = np.array([info.get("critical_chunk", True) for info in infos], dtype=bool)
+        asked = self.new & critical
+        if q_function is not None and asked.any():
+            self.promised[asked] = q_function()[asked]
+        self.new = np.array(dones, dtype=bool) | (self.new & ~critical)
         for index, info in enumerate(infos):
             steps = int(info["chunk_steps"]) if "chunk_steps" in info else chunk_length
             step_rewards = np.asarray(info.get("step_rewards", [rewards[index]]), dtype=float)[:steps]
             self.control_steps += steps
+            if not critical[index]:
+                continue
             discounted = float(step_rewards @ self.gamma ** np.arange(len(step_rewards)))
             self.returns[index] += self.discounts[index] * discounted
             self.discounts[index] *= self.gamma**steps

@@ -26,17 +26,16 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.td3.td3 import TD3
 
 from rlt_sb3.common.buffers import ChunkReplayBuffer
+from rlt_sb3.common.chunks import chunk_stats, executed_chunks
 from rlt_sb3.common.hardware import cpu_has_bfloat16
 from rlt_sb3.common.offline import load_transitions
 from rlt_sb3.common.q_gap import QGapTracker
 from rlt_sb3.common.rows import ChunkBatch
 from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy
+from rlt_sb3.rlt.settings import check_settings
 from rlt_sb3.rlt.spaces import check_spaces
 
 SelfRLT = TypeVar("SelfRLT", bound="RLT")
-
-ACTOR_Q = ("mean", "min", "first")
-PRECISIONS = ("auto", "float32", "bfloat16")
 
 
 class RLT(TD3):
@@ -103,6 +102,8 @@ class RLT(TD3):
     :param critic_precision: "float32", or "bfloat16" for the matrix products of the critics (parameters, losses and
         targets stay float32): about twice as fast on processors that have bfloat16 instructions, slower on others;
         "auto" asks the processor
+    :param intervention_ref: where someone took over, the executed action is the target of the actor's pull; "replace":
+        and stands in for ``vla_ref`` in that row (paper, Alg. 1), "target": only that
     :param action_noise: further noise in rollouts, shape (C, d)
     :param replay_buffer_class: a subclass of ``ChunkReplayBuffer``
     :param replay_buffer_kwargs: further arguments of the buffer; its ``stride`` is the environment's ``obs_stride``
@@ -155,6 +156,7 @@ class RLT(TD3):
         n_target_critics: int | None = None,
         actor_mode: str = "residual",
         critic_precision: str = "float32",
+        intervention_ref: str = "replace",
         action_noise: ActionNoise | None = None,
         replay_buffer_class: type[ReplayBuffer] | None = None,
         replay_buffer_kwargs: dict[str, Any] | None = None,
@@ -209,7 +211,7 @@ class RLT(TD3):
         self.n_critics = self.policy_kwargs["n_critics"]
         self.n_target_critics = n_target_critics
         self.actor_mode = self.policy_kwargs["actor_mode"]
-        self.critic_precision = critic_precision
+        self.critic_precision, self.intervention_ref = critic_precision, intervention_ref
         self.offline_data = offline_data
         self.offline_ratio = offline_ratio
         # critic updates owed to rows already stored
@@ -229,6 +231,7 @@ class RLT(TD3):
 
     def _setup_model(self) -> None:
         check_spaces(self.observation_space, self.action_space)
+        assert isinstance(self.observation_space, spaces.Dict) and isinstance(self.action_space, spaces.Box)
         if self._vec_normalize_env is not None:
             raise ValueError(
                 "VecNormalize does not go with RLT: vla_ref must stay as it is; RLT normalises its own inputs."
@@ -238,7 +241,7 @@ class RLT(TD3):
                 f"replay_buffer_class must be a subclass of ChunkReplayBuffer (discounts per control step), "
                 f"got {self.replay_buffer_class.__name__}."
             )
-        self._check_settings()
+        check_settings(self)
         if self.q_bounds is not None:
             self.q_bounds = (float(self.q_bounds[0]), float(self.q_bounds[1]))  # load() brings a list
         if self.replay_buffer_class is None:
@@ -251,9 +254,7 @@ class RLT(TD3):
                 self.action_space,
                 device=self.device,
                 n_envs=self.n_envs,
-                **(
-                    {"n_steps": self.n_steps, "gamma": self.gamma, "stride": self._stride()} | self.replay_buffer_kwargs
-                ),
+                **(self._buffer_settings() | self.replay_buffer_kwargs),
             )
         # The buffer has its n_steps; SB3 would warn that it ignores the argument
         n_steps, self.n_steps = self.n_steps, 1
@@ -267,45 +268,10 @@ class RLT(TD3):
         except AttributeError:
             return None
 
-    def _check_settings(self) -> None:
-        def require(name: str, ok: Any, allowed: str) -> None:
-            if not ok:
-                raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}.")
-
-        assert isinstance(self.action_space, spaces.Box)
-        require("gamma", 0.0 <= self.gamma <= 1.0, "in [0, 1] (discount per control step)")
-        require("tau", 0.0 < self.tau <= 1.0, "in (0, 1]")
-        require("batch_size", self.batch_size >= 1, ">= 1")
-        require("buffer_size", self.buffer_size >= 1, ">= 1")
-        require("learning_starts", self.learning_starts >= 0, ">= 0 (chunks)")
-        require("n_steps", isinstance(self.n_steps, int) and self.n_steps >= 1, "an integer >= 1 (chunks)")
-        require("policy_delay", isinstance(self.policy_delay, int) and self.policy_delay >= 1, "an integer >= 1")
-        require("bc_coef", self.bc_coef >= 0.0, ">= 0")
-        require("reference_dropout", 0.0 <= self.reference_dropout <= 1.0, "in [0, 1] (a probability)")
-        require("target_policy_noise", self.target_policy_noise >= 0.0, ">= 0")
-        require("target_noise_clip", self.target_noise_clip >= 0.0, ">= 0")
-        require("critic_warmup_updates", self.critic_warmup_updates >= 0, ">= 0")
-        require("offline_ratio", 0.0 <= self.offline_ratio <= 1.0, "in [0, 1] (share of each batch)")
-        require("offline_data", self.offline_data or self.offline_ratio == 0.0, "a file, since offline_ratio is not 0")
-        require("noise_prob", 0.0 <= self.noise_prob <= 1.0, "in [0, 1] (a probability)")
-        require("actor_starts", self.actor_starts >= 0, ">= 0")
-        require("actor_q", self.actor_q in ACTOR_Q, f"one of {ACTOR_Q}")
-        require("critic_precision", self.critic_precision in PRECISIONS, f"one of {PRECISIONS}")
-        require("utd", self.utd is None or self.utd > 0, "> 0, or None to use gradient_steps")
-        subset, bounds = self.n_target_critics, self.q_bounds
-        require("n_target_critics", subset is None or 1 <= subset <= self.n_critics, f"None or 1..{self.n_critics}")
-        require(
-            "q_bounds",
-            bounds is None or (len(bounds) == 2 and bounds[0] < bounds[1]),
-            "None or (low, high), low < high",
-        )
-        std, dims = np.asarray(self.exploration_std, dtype=float), self.action_space.shape[-1]
-        require("exploration_std", std.shape in ((), (dims,)) and np.all(std >= 0), f">= 0, a number or {dims} numbers")
-        if self.utd is not None and self.gradient_steps != -1:
-            raise ValueError(
-                f"gradient_steps={self.gradient_steps} and utd={self.utd} both set the number of updates: "
-                "pass utd=None to use gradient_steps."
-            )
+    def _buffer_settings(self) -> dict[str, Any]:
+        replace = self.intervention_ref == "replace"
+        settings = {"n_steps": self.n_steps, "gamma": self.gamma, "stride": self._stride()}
+        return settings | {"overwrite_reference": replace}
 
     # ---------------------------------------------------------------- rollouts
 
@@ -404,11 +370,13 @@ class RLT(TD3):
         infos: list[dict[str, Any]],
     ) -> None:
         trained = 0 < self._n_updates >= self.critic_warmup_updates
-        q_function = (lambda: self._promised_q(buffer_action)) if trained else None
+        q_function = (lambda: self._promised_q(executed_chunks(buffer_action, infos))) if trained else None
         self._q_gap.step(buffer_action.shape[1], reward, dones, infos, q_function)
         if len(self._noisy) == len(dones):
             self._noisy = np.where(dones, np.random.random(len(dones)) < self.noise_prob, self._noisy)
         assert isinstance(replay_buffer, ChunkReplayBuffer)
+        for name, value in chunk_stats(infos).items():
+            self.logger.record_mean(f"rollout/{name}", value)
         stored = replay_buffer.rows_stored
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
         if self.utd is not None and self.num_timesteps > self.learning_starts:
@@ -440,6 +408,8 @@ class RLT(TD3):
         :param batch_size: rows per update
         """
         assert isinstance(self.replay_buffer, ChunkReplayBuffer)
+        if self.replay_buffer.size() == 0:  # no episode has come to its critical phase yet
+            return
         self.policy.set_training_mode(True)
         self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
         critic_stats: list[th.Tensor] = []

@@ -1,0 +1,118 @@
+"""Wrappers of the chunked vector environments: further reward terms, listed in the infos."""
+
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv, VectorWrapper
+
+#: robosuite's Panda gripper integrates the sign of its command: 25 substeps of 0.01 per control step, within [-1, 1].
+_FINGER_SPEED = 0.25
+
+GRIPPER_SIGNALS = ("command", "fingers")
+
+
+class GripperPenalty(VectorWrapper):
+    """
+    Takes something off the reward each time the gripper goes from open to closed or back.
+
+    A policy that is rewarded at success only may learn to open and close all the time. The penalty falls on the control
+    step of the transition. What counts is what was executed (``infos["executed_actions"]`` where someone took over).
+    Where an episode begins nothing is known of the gripper, and the first command is free.
+
+    The infos get ``reward_terms``: ``success`` (what the environment gave) and ``gripper`` (the penalties, 0 or
+    negative), float32 (num_envs, C) each, whose sum is the new ``step_rewards``. Terms of an environment that has some
+    already are kept.
+
+    RLT's ``q_bounds`` must leave room for the lowest return.
+
+    :param env: Vector environment with chunks as actions and ``step_rewards``, ``chunk_steps`` in its infos.
+    :param penalty: What each transition costs, >= 0.
+    :param signal: ``"command"``: the sign of the gripper's command, -1 opens, +1 closes. ``"fingers"``: where such
+        commands lead robosuite's gripper, which needs 8 control steps from open to closed; a command too short to
+        move the fingers past the threshold costs nothing.
+    :param threshold: The signal counts as closed above it and as open below its negative; between them the gripper
+        keeps its state. In [0, 1).
+    :param index: Place of the gripper in the action.
+    :raises ValueError: A value out of range, or an environment without chunks.
+    """
+
+    def __init__(
+        self, env: VectorEnv, penalty: float = 0.02, signal: str = "command", threshold: float = 0.5, index: int = -1
+    ):
+        if not penalty >= 0.0:
+            raise ValueError(f"penalty must be >= 0 (it is taken off the reward), got {penalty!r}")
+        if signal not in GRIPPER_SIGNALS:
+            raise ValueError(f"signal must be one of {GRIPPER_SIGNALS}, got {signal!r}")
+        if not 0.0 <= threshold < 1.0:
+            raise ValueError(f"threshold must be in [0, 1), got {threshold!r}")
+        shape = env.single_action_space.shape
+        if shape is None or len(shape) != 2:
+            raise ValueError(f"GripperPenalty needs chunks (C, d) as actions, got the shape {shape}")
+        super().__init__(env)
+        self.penalty, self.signal, self.threshold, self.index = float(penalty), signal, float(threshold), index
+        self._state = np.zeros(self.num_envs, dtype=np.int64)  # -1 open, 1 closed, 0 unknown
+        self._fingers = np.full(self.num_envs, -1.0)  # LIBERO's episodes begin with an open gripper
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """
+        :param seed: As the environment takes it.
+        :param options: As the environment takes them.
+        :return: Its observations and infos.
+        """
+        obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        mask = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=bool))
+        self._forget(np.asarray(mask, dtype=bool))
+        self._list_terms(infos, np.zeros_like(infos["step_rewards"]))
+        return obs, infos
+
+    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """
+        :param actions: (num_envs, C, d).
+        :return: What the environment returned, with the penalty in rewards and infos.
+        """
+        obs, rewards, terminations, truncations, infos = self.env.step(actions)
+        done = np.logical_or(terminations, truncations)
+        # where an episode ended and the next one has begun, the chunk is described by final_info
+        final = infos.get("_final_info", np.zeros(self.num_envs, dtype=bool))
+        penalties = np.zeros(np.shape(actions)[:2], dtype=np.float32)
+        for env in range(self.num_envs):
+            info = infos["final_info"] if final[env] else infos
+            chunk = info["executed_actions"][env] if "executed_actions" in info else np.asarray(actions)[env]
+            for step in range(int(info["chunk_steps"][env])):
+                if self._switches(env, float(np.clip(chunk[step, self.index], -1.0, 1.0))):
+                    penalties[env, step] = -self.penalty
+        infos = {**infos}
+        if final.any():
+            infos["final_info"] = {**infos["final_info"]}
+            self._list_terms(infos["final_info"], np.where(final[:, None], penalties, 0))
+        self._list_terms(infos, np.where(final[:, None], 0, penalties))
+        self._forget(done)
+        return obs, rewards + penalties.sum(1), terminations, truncations, infos
+
+    def _switches(self, env: int, command: float) -> bool:
+        """Whether the gripper of an env changes its state in a control step with this command."""
+        level = command
+        if self.signal == "fingers":
+            level = float(np.clip(self._fingers[env] + _FINGER_SPEED * np.sign(command), -1.0, 1.0))
+            self._fingers[env] = level
+        if abs(level) <= self.threshold:
+            return False
+        before, self._state[env] = self._state[env], int(np.sign(level))
+        return before != 0 and before != self._state[env]
+
+    def _forget(self, envs: np.ndarray) -> None:
+        self._state[envs] = 0
+        self._fingers[envs] = -1.0
+
+    def _list_terms(self, infos: dict[str, Any], penalties: np.ndarray) -> None:
+        present = infos.get("_step_rewards", np.ones(self.num_envs, dtype=bool))
+        given = infos["step_rewards"]
+        terms = {key: value for key, value in infos.get("reward_terms", {"success": given}).items()}
+        terms["gripper"] = np.asarray(penalties, dtype=np.float32)
+        for key in list(terms):
+            if not key.startswith("_"):
+                terms["_" + key] = present.copy()
+        infos["reward_terms"], infos["_reward_terms"] = terms, present.copy()
+        infos["step_rewards"] = (given + penalties).astype(np.float32)

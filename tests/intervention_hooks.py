@@ -1,0 +1,40 @@
+"""What a user might let run inside a worker; found by its name, in this folder."""
+
+import numpy as np
+
+
+class EveryThird:
+    """Takes over at control steps 2, 5, 8, ... with an action that depends on the step and the episode's randomness."""
+
+    def __init__(self, size=0.5):
+        self.size = size
+
+    def reset(self, simulator, rng):
+        self.draw = rng.uniform(-1, 1)
+        self.first_seen = None
+
+    def act(self, simulator, proposed, step):
+        assert proposed.shape == (7,) and simulator.task.suite == "libero_goal"
+        if step % 3 != 2:
+            return None
+        return [self.size, self.draw, 0.01 * step, 0, 0, 0, 2.0 * (-1) ** step]
+
+
+def downwards(simulator, proposed, step, speed=1.0):
+    return np.array([0, 0, -speed, 0, 0, 0, -1])
+
+
+def wrong(simulator, proposed, step):
+    return np.zeros(6)
+
+
+def below(simulator, height):
+    return simulator.proprio()[2] < height
+
+
+class NoPredicate:
+    def act(self, simulator):
+        return True
+
+
+NUMBER = 3

@@ -1,0 +1,112 @@
+"""Reward terms, against a count written independently."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from rlt_gym.testing import FakeLiberoVectorEnv, check_vector_env
+from rlt_gym.wrappers import GripperPenalty
+
+
+def closes_at(step, chunks=5, length=4, num_envs=2):
+    """Gripper commands: open, closed from a control step on."""
+    actions = np.zeros((chunks, num_envs, length, 7), dtype=np.float32)
+    actions[..., 6] = np.where(np.arange(chunks * length).reshape(chunks, 1, length) < step, -1, 1)
+    return actions
+
+
+def play(env, chunks):
+    """Rewards (chunks, N) and per-step rewards and terms (chunks, N, C) of the chunks just played."""
+    rewards, steps, terms = [], [], []
+    for actions in chunks:
+        _, reward, terminated, truncated, infos = env.step(actions)
+        final = (terminated | truncated)[:, None]
+
+        def of_chunk(*keys, infos=infos, final=final):
+            here, there = infos, infos.get("final_info", infos)
+            for key in keys:
+                here, there = here[key], there[key]
+            return np.where(final, there, here)
+
+        rewards.append(reward)
+        steps.append(of_chunk("step_rewards"))
+        terms.append({name: of_chunk("reward_terms", name) for name in ("success", "gripper")})
+    return np.array(rewards), np.array(steps), {name: np.array([t[name] for t in terms]) for name in terms[0]}
+
+
+def penalised_steps(commands, threshold):
+    """The oracle: control steps of one episode at which a decisive command differs from the last decisive one."""
+    decisive = [(step, np.sign(value)) for step, value in enumerate(commands) if abs(value) > threshold]
+    return [step for (_, old), (step, new) in pairwise(decisive) if old != new]
+
+
+def test_fires_once_per_transition_and_terms_add_up():
+    env = GripperPenalty(FakeLiberoVectorEnv(2, chunk_length=4), penalty=0.25)
+    _, infos = env.reset()
+    assert not infos["reward_terms"]["gripper"].any()
+    rewards, steps, terms = play(env, closes_at(6))
+    # env 1 plays state 0 and succeeds at control step 13; env 0 runs into the horizon of 20
+    fired = [tuple(map(int, place)) for place in np.argwhere(terms["gripper"])]
+    assert fired == [(1, 0, 2), (1, 1, 2)] and set(terms["gripper"].ravel().tolist()) == {0.0, -0.25}
+    np.testing.assert_array_equal(np.argwhere(terms["success"]), [[3, 1, 0]])
+    np.testing.assert_allclose(terms["success"] + terms["gripper"], steps)
+    np.testing.assert_allclose(steps.sum(-1), rewards)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.9])
+def test_random_commands_and_thresholds(threshold):
+    """The first command of an episode is free, also right after another episode; small ones change nothing."""
+    env = GripperPenalty(FakeLiberoVectorEnv(1, chunk_length=3, max_episode_steps=10, success_step=99), 1.0, "command",
+                         threshold)  # fmt: skip
+    env.reset()
+    commands = np.random.default_rng(int(threshold * 10)).uniform(-1, 1, (3, 10))
+    commands[:, -1], commands[:, 0] = 1.0, -1.0  # ends closed, begins open: no transition between episodes
+    for episode in commands:
+        chunks = np.zeros((4, 1, 3, 7), dtype=np.float32)
+        chunks.reshape(12, 7)[:10, 6] = episode
+        chunks.reshape(12, 7)[10:, 6] = -1.0  # beyond the horizon: not executed
+        _, steps, _ = play(env, chunks)
+        assert np.flatnonzero(steps.ravel()).tolist() == penalised_steps(episode.astype(np.float32), threshold)
+
+
+def test_fingers_need_time():
+    """A command that is taken back at once moves the fingers by a quarter of half their way: no transition."""
+    commands = [-1, 1, -1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, 1, 1, 1]
+    fingers, level = [], -1.0
+    for command in commands:
+        level = min(1.0, max(-1.0, level + 0.25 * command))
+        fingers.append(level)
+    env = GripperPenalty(FakeLiberoVectorEnv(1, chunk_length=4, max_episode_steps=99), 1.0, "fingers", 0.5)
+    env.reset()
+    chunks = np.zeros((4, 1, 4, 7), dtype=np.float32)
+    chunks.reshape(16, 7)[:, 6] = commands
+    assert chunks[0, 0, 1, 6] == 1
+    env.env.success_step = 99
+    _, steps, _ = play(env, chunks)
+    closed_first = next(step for step, value in enumerate(fingers) if value > 0.5)
+    assert np.flatnonzero(steps.ravel()).tolist() == [closed_first] == [9]
+
+
+def test_what_was_executed_counts():
+    """The policy keeps the gripper open; someone closes it for control step 2."""
+
+    def someone(simulator, proposed, step):
+        return np.array([0, 0, 0, 0, 0, 0, 1.0]) if step == 2 else None
+
+    env = GripperPenalty(FakeLiberoVectorEnv(1, chunk_length=4, intervention=someone), 0.5)
+    env.reset()
+    rewards, steps, _ = play(env, closes_at(99, chunks=1, num_envs=1))
+    np.testing.assert_array_equal(steps[0, 0], [0, 0, -0.5, -0.5])
+    assert rewards[0, 0] == -1.0
+
+
+def test_is_a_vector_env_and_refuses():
+    check_vector_env(GripperPenalty(FakeLiberoVectorEnv(2)))
+    for arguments, message in (
+        ({"penalty": -1.0}, "penalty must be >= 0"),
+        ({"signal": "force"}, "signal must be one of"),
+        ({"threshold": 1.0}, "threshold must be in"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            GripperPenalty(FakeLiberoVectorEnv(1), **arguments)
