@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from rlt_gym.libero.devices import KeyboardTakeover, SpaceMouseTakeover
 from rlt_gym.libero.hooks import WorkerHooks, check_hook, hook_info
 from rlt_gym.libero.interventions import ScriptedTakeover
 from rlt_gym.libero.vector_env import LiberoVectorEnv
@@ -240,3 +241,65 @@ def test_critical_phase_of_a_falling_hand():
     env.close()
     expected = np.maximum.accumulate(np.array(heights) < 1.1).tolist()
     assert phases == expected and not phases[0] and phases[-1]
+
+
+# ---------------------------------------------------------------- devices, without one
+
+
+class Stick:
+    """Stands for robosuite's driver: reports what the test put in."""
+
+    def __init__(self):
+        self.started = 0
+        self.state = {"dpos": np.zeros(3), "raw_drotation": np.zeros(3), "grasp": 0, "reset": 0}
+
+    def start_control(self):
+        self.started += 1
+        self.state["reset"] = self.state["grasp"] = 0
+
+    def get_controller_state(self):
+        return self.state
+
+
+@pytest.mark.parametrize("kind, scale", [(KeyboardTakeover, 75.0), (SpaceMouseTakeover, 125.0)])
+def test_a_person_has_the_arm_while_the_device_is_used(kind, scale, monkeypatch):
+    monkeypatch.setenv("DISPLAY", ":0")
+    for library in ("pynput", "hid"):
+        monkeypatch.setitem(sys.modules, library, SimpleNamespace())
+    stick = Stick()
+    monkeypatch.setattr(kind, "_open", lambda self: stick)
+    person = kind(hold=2, window=False, realtime=False)
+    person.reset(None, np.random.default_rng(0))
+    closed = np.array([0, 0, 0, 0, 0, 0, 1.0])
+    assert person.act(None, closed, 0) is None
+    stick.state["dpos"] = np.array([0.004, -1.0, 0.0])
+    stick.state["raw_drotation"] = np.array([0.0, 0.0, 0.002])
+    action = person.act(None, -closed, 1)
+    turn = -0.002 * (1.5 if kind is KeyboardTakeover else 50.0)
+    np.testing.assert_allclose(action, [0.004 * scale, -1, 0, 0, 0, turn, 1])  # the gripper stays as the policy left it
+    stick.state["dpos"], stick.state["raw_drotation"] = np.zeros(3), np.zeros(3)
+    np.testing.assert_array_equal(person.act(None, -closed, 2), closed)  # at rest, still the person's
+    assert person.act(None, -closed, 3) is None
+    stick.state["grasp"] = 1
+    np.testing.assert_array_equal(person.act(None, -closed, 4), closed)  # was open: either way it closes
+    stick.state["grasp"] = 0
+    np.testing.assert_array_equal(person.act(None, -closed, 5), -closed)
+    stick.state["reset"] = 1
+    assert person.act(None, closed, 6) is None and stick.started == 2
+    assert person.act(None, closed, 7) is None
+
+
+def test_devices_say_what_is_missing(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for library, kind in (("pynput", KeyboardTakeover), ("hid", SpaceMouseTakeover)):
+        monkeypatch.delitem(sys.modules, library, raising=False)
+        with pytest.raises(ImportError, match=r"pip install rlt\[teleop\]"):
+            kind()
+        monkeypatch.setitem(sys.modules, library, SimpleNamespace())
+    monkeypatch.delenv("DISPLAY", raising=False)
+    if sys.platform != "darwin":
+        for kind in (KeyboardTakeover, SpaceMouseTakeover):
+            with pytest.raises(RuntimeError, match="DISPLAY is not set"):
+                kind()
+    with pytest.raises(ValueError, match="hold must be an integer"):
+        SpaceMouseTakeover(hold=0, window=False)

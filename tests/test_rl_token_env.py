@@ -238,3 +238,26 @@ def test_factory_passes_everything_on(monkeypatch):
     _, infos = env.reset(seed=1)
     assert env.num_envs == 2 and infos["task_id"].tolist() == [3, 3]
     env.close()
+
+
+def test_the_vla_acts_until_the_critical_phase():
+    """Someone who only watches sees what is played: vla_ref before control step 4 of an episode, the action after."""
+    played = []
+
+    def watch(simulator, proposed, step):
+        played.append((simulator.index, step, proposed.astype(np.float32)))
+
+    env = make(intervention=watch, critical_phase=lambda simulator: simulator.env._steps[simulator.index] >= 4)
+    obs, infos = env.reset(seed=0)
+    for _ in range(6):
+        played.clear()
+        reference, critical = obs["vla_ref"], infos["critical_phase"]
+        actions = np.full(env.action_space.shape, 0.25, dtype=np.float32)
+        obs, _, terminations, truncations, infos = env.step(actions)
+        done = terminations | truncations
+        for i in range(N):
+            chunk = infos["final_info"]["critical_chunk"][i] if done[i] else infos["critical_chunk"][i]
+            assert chunk == critical[i]
+        for i, step, action in played:
+            assert critical[i] == (step - step % C >= 4)
+            np.testing.assert_array_equal(action, (actions if critical[i] else reference)[i, step % C])
