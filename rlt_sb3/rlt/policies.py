@@ -341,6 +341,7 @@ class RLTPolicy(TD3Policy):
     :param actor_mode: "residual" or "direct", see :class:`RLTActor`
     :param layer_norm: LayerNorm in the critics
     :param act_with: what plays, in rollouts and evaluation: "target", the slow copy of the actor, or "online" (TD3)
+    :param trials: evaluation plays the last actor that was approved (:meth:`approve`) instead, first the untrained one
     """
 
     actor: RLTActor
@@ -364,6 +365,7 @@ class RLTPolicy(TD3Policy):
         actor_mode: str = "residual",
         layer_norm: bool = True,
         act_with: str = "target",
+        trials: bool = False,
     ):
         if act_with not in ("target", "online"):
             raise ValueError(f"act_with must be 'target' or 'online', got {act_with!r}.")
@@ -392,6 +394,7 @@ class RLTPolicy(TD3Policy):
         self.actor_mode = actor_mode
         self.layer_norm = layer_norm
         self.act_with = act_with
+        self.trials = trials
         self.share_features_extractor = False
         actor_arch, critic_arch = get_actor_critic_arch(self.net_arch)
         self.net_args = {
@@ -409,19 +412,42 @@ class RLTPolicy(TD3Policy):
             "layer_norm": layer_norm,
         }
         self._build(lr_schedule)
+        if trials:
+            self.actor_approved = self.make_actor()
+            self.actor_approved.load_state_dict(self.actor.state_dict())
+            self.actor_approved.set_training_mode(False)
+            self.actor_approved.requires_grad_(False)
         for target in (self.actor_target, self.critic_target):
             target.requires_grad_(False)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
         del data["share_features_extractor"]
-        return data | {"actor_mode": self.actor_mode, "layer_norm": self.layer_norm, "act_with": self.act_with}
+        return (
+            data
+            | {"actor_mode": self.actor_mode, "layer_norm": self.layer_norm}
+            | {
+                "act_with": self.act_with,
+                "trials": self.trials,
+            }
+        )
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        # The online actor swings from one update to the next, far enough to lose whole tasks for a while; its slow
-        # copy averages that out. Exploration noise belongs to the collection of rollouts (RLT._sample_action).
-        actor = self.actor_target if self.act_with == "target" else self.actor
-        return actor(observation)
+        # Exploration noise belongs to the collection of rollouts (RLT._sample_action).
+        return self.actor_approved(observation) if self.trials else self.candidate(observation)
+
+    @property
+    def candidate(self) -> RLTActor:
+        """
+        The actor that practises. The online one swings from one update to the next, far enough to lose whole tasks for
+        a while; its slow copy averages that out.
+        """
+        return self.actor_target if self.act_with == "target" else self.actor
+
+    def approve(self) -> None:
+        """The actor that practises is what :meth:`predict` plays from now on, as it is now."""
+        if self.trials:
+            self.actor_approved.load_state_dict(self.candidate.state_dict())
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> RLTActor:
         """:return: a new actor"""

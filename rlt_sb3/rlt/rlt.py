@@ -34,6 +34,7 @@ from rlt_sb3.common.rows import ChunkBatch
 from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy
 from rlt_sb3.rlt.settings import check_settings
 from rlt_sb3.rlt.spaces import check_spaces
+from rlt_sb3.rlt.trials import Trials
 
 SelfRLT = TypeVar("SelfRLT", bound="RLT")
 
@@ -84,9 +85,10 @@ class RLT(TD3):
         one per action dimension (d,)
     :param noise_hold: draw one noise vector per chunk and hold it for its C steps (smooth motion) instead of
         independent noise at every step
-    :param noise_prob: share of the training episodes with noise. The others show the critics what the deterministic
-        policy does, which noise can hide: a policy that stands still where noise would shake it free looks good
-        in noisy episodes only.
+    :param trial_share: share of the training episodes that the actor plays without noise, as trials. With trials,
+        :meth:`predict` plays the VLA's chunk until an actor has beaten the VLA in them, and then the best actor so far
+        (see :class:`~rlt_sb3.rlt.trials.Trials`); 0: always the present actor
+    :param trial_window: trials in a row that are counted
     :param critic_warmup_updates: extra critic updates, done at once when ``learning_starts`` is over, before the actor
         may move. With ``actor_mode="direct"`` the actor is meanwhile fitted to the VLA's chunks.
     :param actor_starts: rows collected before the actor may move. Between ``learning_starts`` and this, rollouts play
@@ -147,7 +149,8 @@ class RLT(TD3):
         reference_dropout: float = 0.5,
         exploration_std: float | list[float] = 0.05,
         noise_hold: bool = False,
-        noise_prob: float = 1.0,
+        trial_share: float = 0.0,
+        trial_window: int = 20,
         critic_warmup_updates: int = 500,
         actor_starts: int = 0,
         q_bounds: tuple[float, float] | None = (0.0, 1.0),
@@ -189,7 +192,8 @@ class RLT(TD3):
             target_noise_clip=target_noise_clip,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
-            policy_kwargs={"n_critics": n_critics, "actor_mode": actor_mode} | (policy_kwargs or {}),
+            policy_kwargs={"n_critics": n_critics, "actor_mode": actor_mode, "trials": trial_share > 0.0}
+            | (policy_kwargs or {}),
             verbose=verbose,
             seed=seed,
             device=device,
@@ -201,9 +205,8 @@ class RLT(TD3):
         self.reference_dropout = reference_dropout
         self.exploration_std = exploration_std
         self.noise_hold = noise_hold
-        self.noise_prob = noise_prob
-        # whether the present episode of each env gets noise; drawn when it begins
-        self._noisy = np.zeros(0, dtype=bool)
+        self.trial_share = trial_share
+        self.trial_window = trial_window
         self.critic_warmup_updates = critic_warmup_updates
         self.actor_starts = actor_starts
         self.q_bounds = q_bounds
@@ -218,6 +221,7 @@ class RLT(TD3):
         self._update_credit = 0.0
         span = 1.0 if q_bounds is None else q_bounds[1] - q_bounds[0]
         self._q_gap = QGapTracker(getattr(self, "n_envs", 1), gamma, span, stats_window_size)
+        self._trials = Trials(getattr(self, "n_envs", 1), trial_share, trial_window)
 
         if _init_setup_model:
             self._setup_model()
@@ -289,18 +293,19 @@ class RLT(TD3):
         assert isinstance(self._last_obs, dict), "self._last_obs was not set"
         reference = np.clip(np.asarray(self._last_obs["vla_ref"], dtype=np.float32), -1.0, 1.0)
         if self.num_timesteps < learning_starts:
+            self._trials.no_noise()
             return reference, reference.copy()
         if self.actor_mode == "direct" and self._warming_up:
             chunk = reference  # this actor has not yet been fitted to the VLA
         else:
-            chunk, _ = self.predict(self._last_obs, deterministic=True)
+            with th.no_grad():
+                observation, _ = self.policy.obs_to_tensor(self._last_obs)
+                chunk = self.policy.candidate(observation).cpu().numpy().reshape(reference.shape)
         _, length, dims = chunk.shape
         noise = np.random.normal(size=(n_envs, 1 if self.noise_hold else length, dims)) * np.asarray(
             self.exploration_std
         )
-        if len(self._noisy) != n_envs:
-            self._noisy = np.random.random(n_envs) < self.noise_prob
-        noise = noise * self._noisy[:, None, None]
+        noise = noise * self._trials.noisy[:, None, None]
         if action_noise is not None:
             noise = noise + action_noise()
         chunk = np.clip(chunk + noise, -1.0, 1.0).astype(np.float32)
@@ -333,6 +338,7 @@ class RLT(TD3):
         if isinstance(self.replay_buffer, ChunkReplayBuffer):
             self.replay_buffer.end_trajectories()
         self._q_gap.restart(self.n_envs)
+        self._trials.restart(self.n_envs)
 
     def collect_rollouts(
         self,
@@ -372,8 +378,8 @@ class RLT(TD3):
         trained = 0 < self._n_updates >= self.critic_warmup_updates
         q_function = (lambda: self._promised_q(executed_chunks(buffer_action, infos))) if trained else None
         self._q_gap.step(buffer_action.shape[1], reward, dones, infos, q_function)
-        if len(self._noisy) == len(dones):
-            self._noisy = np.where(dones, np.random.random(len(dones)) < self.noise_prob, self._noisy)
+        if self._trials.step(not self._warming_up, dones, infos, reward):
+            self.policy.approve()
         assert isinstance(replay_buffer, ChunkReplayBuffer)
         for name, value in chunk_stats(infos).items():
             self.logger.record_mean(f"rollout/{name}", value)
@@ -393,6 +399,9 @@ class RLT(TD3):
         self.logger.record("time/control_steps", self.num_control_steps)
         if self._q_gap.gap is not None:
             self.logger.record("train/q_gap", self._q_gap.gap)
+        if self._trials.recent:
+            self.logger.record("rollout/trial_success_rate", float(np.mean(self._trials.recent)))
+            self.logger.record("rollout/approvals", self._trials.approvals)
         super().dump_logs()
 
     # ---------------------------------------------------------------- updates

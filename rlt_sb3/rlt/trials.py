@@ -1,0 +1,84 @@
+"""Which actor to hand out: episodes of the training itself decide."""
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+
+class Trials:
+    """
+    Plays a share of the training episodes without noise and says when the actor has shown itself to be better.
+
+    Practice has to try things, and the actor that practises is worse than the VLA for a while: it follows critics that
+    are still wrong. Whoever uses the model does not have to live with that. Noise-free episodes tell what the actor is
+    worth; noisy ones do not (noise shakes free a policy that stands still). Before the actor moves they are the VLA's;
+    its success rate is the first record. An actor whose last ``window`` trials beat the record is approved, and
+    sets the next one. It is the idea of safe policy improvement (Thomas et al., "High Confidence Policy Improvement",
+    2015) with a plain counting rule instead of a bound.
+
+    :param n_envs: number of environments
+    :param share: share of the episodes that are trials
+    :param window: trials in a row that are counted
+    """
+
+    def __init__(self, n_envs: int, share: float, window: int):
+        self.share = share
+        self.recent: deque[bool] = deque(maxlen=window)
+        self.vla: list[bool] = []
+        self.record: float | None = None
+        self.approvals = 0
+        self.restart(n_envs)
+
+    def restart(self, n_envs: int) -> None:
+        """
+        New episodes begin in all environments; the running ones do not count.
+
+        :param n_envs: number of environments from now on
+        """
+        self.noisy = self._draw(n_envs)
+        self.player = np.full(n_envs, "", dtype=object)  # who has played the running episode
+
+    def _draw(self, count: int) -> np.ndarray:
+        return np.random.random(count) >= self.share
+
+    def no_noise(self) -> None:
+        """The running episodes are played without noise, so they can be trials of the VLA."""
+        if self.share > 0.0:
+            self.noisy[:] = False
+
+    def step(self, by_actor: bool, dones: np.ndarray, infos: list[dict[str, Any]], rewards: np.ndarray) -> bool:
+        """
+        Count one vector step.
+
+        :param by_actor: whether an actor that has moved played it; else it was the VLA, or as good as
+        :param dones: (n_envs,)
+        :param infos: ``is_success`` is read; without it a positive last reward is a success
+        :param rewards: sums over the chunks (n_envs,)
+        :return: whether the actor is approved now
+        """
+        approved = False
+        for env, done in enumerate(dones):
+            player = "actor" if by_actor else "vla"
+            self.player[env] = player if self.player[env] in ("", player) else "both"
+            if not done:
+                continue
+            success = bool(infos[env].get("is_success", rewards[env] > 0))
+            if self.player[env] == "vla" and not self.noisy[env]:
+                self.vla.append(success)
+            elif self.player[env] == "actor" and not self.noisy[env]:
+                self.recent.append(success)
+                approved |= self._beats_record()
+            self.player[env] = ""
+        self.noisy = np.where(dones, self._draw(len(dones)), self.noisy)
+        return approved
+
+    def _beats_record(self) -> bool:
+        if self.record is None:
+            self.record = float(np.mean(self.vla)) if self.vla else 0.0
+        rate = float(np.mean(self.recent))
+        if len(self.recent) < (self.recent.maxlen or 0) or rate <= self.record:
+            return False
+        self.record = rate
+        self.approvals += 1
+        return True
