@@ -1,0 +1,127 @@
+"""Trials: noise-free training episodes decide which actor is handed out."""
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
+
+from rlt_gym.testing import FakeRLTokenVectorEnv
+from rlt_sb3 import RLT, GymnasiumVecEnv
+from rlt_sb3.rlt.trials import Trials
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = th.get_num_threads()
+    th.set_num_threads(1)
+    yield
+    th.set_num_threads(before)
+
+
+def episode(trials: Trials, success: bool, by_actor: bool = True, steps: int = 3) -> bool:
+    """One episode of the only environment."""
+    for _ in range(steps - 1):
+        assert not trials.step(by_actor, np.array([False]), [{}], np.zeros(1))
+    return trials.step(by_actor, np.array([True]), [{"is_success": success}], np.array([float(success)]))
+
+
+def test_an_actor_is_approved_when_it_beats_the_record_and_not_before():
+    trials = Trials(n_envs=1, share=1.0, window=4)
+    for success in (True, False, True, False):
+        episode(trials, success, by_actor=False)
+    answers = [episode(trials, success) for success in (True, True, False, False, True, True, True, True, True, False)]
+    # windows of four: 2/4 equals the VLA's 2/4, ..., 3/4 beats it, 4/4 beats 3/4, nothing beats 4/4
+    assert answers == [False] * 6 + [True, True, False, False]
+    assert trials.record == 1.0 and trials.approvals == 2
+
+
+def test_noisy_and_mixed_episodes_do_not_count():
+    trials = Trials(n_envs=1, share=1.0, window=1)
+    episode(trials, False, by_actor=False)
+    trials.noisy[:] = True
+    assert not episode(trials, True)
+    trials.step(False, np.array([False]), [{}], np.zeros(1))  # the VLA began, the actor goes on
+    assert not episode(trials, True)
+    assert not trials.recent and episode(trials, True)
+
+
+def test_an_episode_cut_off_by_a_restart_does_not_count():
+    trials = Trials(n_envs=1, share=1.0, window=1)
+    trials.step(False, np.array([False]), [{}], np.zeros(1))
+    trials.restart(1)
+    assert episode(trials, True)  # not "both": the VLA's part was in another episode
+
+
+def test_share_of_quiet_episodes():
+    np.random.seed(0)
+    trials, quiet = Trials(n_envs=4, share=0.25, window=10), []
+    for _ in range(1000):
+        quiet += (~trials.noisy).tolist()
+        trials.step(True, np.ones(4, dtype=bool), [{}] * 4, np.zeros(4))
+    assert abs(np.mean(quiet) - 0.25) < 0.03
+    before = Trials(n_envs=4, share=0.0, window=10)
+    before.no_noise()
+    assert before.noisy.all()
+
+
+class Watch(BaseCallback):
+    """What is handed out, and what practises, on fixed observations."""
+
+    def __init__(self, obs):
+        super().__init__()
+        self.observations, self.handed_out, self.approvals = obs, [], []
+
+    def _on_step(self) -> bool:
+        self.handed_out.append(self.model.predict(self.observations)[0])
+        self.approvals.append(self.model._trials.approvals)
+        return True
+
+
+def make(**kwargs) -> RLT:
+    venv = GymnasiumVecEnv(FakeRLTokenVectorEnv(2))
+    settings = dict(learning_starts=20, critic_warmup_updates=4, batch_size=32, policy_kwargs=dict(net_arch=[32, 32]))
+    return RLT("MultiInputPolicy", venv, seed=0, device="cpu", **(settings | kwargs))
+
+
+def test_predict_is_the_vla_until_an_actor_is_approved_and_then_changes_with_approvals_only():
+    model = make(trial_share=0.5, trial_window=4)
+    obs = model.env.reset()
+    watch = Watch(obs)
+    model.learn(500, callback=watch)
+    assert model.policy.candidate is model.actor_target
+    assert not np.array_equal(
+        model.policy.candidate(model.policy.obs_to_tensor(obs)[0]).detach().numpy(), obs["vla_ref"]
+    )
+    first = int(np.argmax(np.array(watch.approvals) > 0))
+    assert first > 0
+    for chunk in watch.handed_out[:first]:
+        assert np.array_equal(chunk, obs["vla_ref"])
+    changes = [not np.array_equal(a, b) for a, b in zip(watch.handed_out, watch.handed_out[1:], strict=False)]
+    assert sum(changes) <= watch.approvals[-1] and sum(changes) >= 1
+
+
+def test_without_trials_the_present_actor_is_handed_out():
+    model = make()
+    model.learn(100)
+    obs = model.env.reset()
+    with th.no_grad():
+        candidate = model.policy.candidate(model.policy.obs_to_tensor(obs)[0]).numpy().reshape(obs["vla_ref"].shape)
+    assert np.array_equal(model.predict(obs)[0], candidate)
+    assert not np.array_equal(candidate, obs["vla_ref"])
+
+
+def test_what_was_approved_survives_saving(tmp_path):
+    model = make(trial_share=0.5, trial_window=4)
+    model.learn(300)
+    model.policy.approve()
+    obs = model.env.reset()
+    model.save(tmp_path / "model.zip")
+    loaded = RLT.load(tmp_path / "model.zip", device="cpu")
+    assert np.array_equal(loaded.predict(obs)[0], model.predict(obs)[0])
+    assert loaded._trials.record == model._trials.record and list(loaded._trials.recent) == list(model._trials.recent)
+
+
+@pytest.mark.parametrize(("name", "value"), [("trial_share", 1.5), ("trial_window", 0)])
+def test_bad_settings_are_named(name, value):
+    with pytest.raises(ValueError, match=name):
+        make(**{name: value})
