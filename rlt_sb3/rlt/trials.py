@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from rlt_sb3.evaluation import wilson_interval
+
 
 class Trials:
     """
@@ -13,9 +15,9 @@ class Trials:
     Practice has to try things, and the actor that practises is worse than the VLA for a while: it follows critics that
     are still wrong. Whoever uses the model does not have to live with that. Noise-free episodes tell what the actor is
     worth; noisy ones do not (noise shakes free a policy that stands still). Before the actor moves they are the VLA's;
-    its success rate is the first record. An actor whose last ``window`` trials beat the record is approved, and
-    sets the next one. It is the idea of safe policy improvement (Thomas et al., "High Confidence Policy Improvement",
-    2015) with a plain counting rule instead of a bound.
+    its success rate is the first record. An actor is approved when its last ``window`` trials beat the record and are
+    better than the VLA beyond chance: the lower end of Wilson's 95 % interval is above the VLA's rate. Their rate is the
+    next record. (Safe policy improvement, as in Thomas et al., "High Confidence Policy Improvement", 2015.)
 
     :param n_envs: number of environments
     :param share: share of the episodes that are trials
@@ -74,10 +76,13 @@ class Trials:
         return approved
 
     def _beats_record(self) -> bool:
+        baseline = float(np.mean(self.vla)) if self.vla else 0.0
         if self.record is None:
-            self.record = float(np.mean(self.vla)) if self.vla else 0.0
-        rate = float(np.mean(self.recent))
-        if len(self.recent) < (self.recent.maxlen or 0) or rate <= self.record:
+            self.record = baseline
+        successes, count = sum(self.recent), len(self.recent)
+        rate = successes / count
+        lower, _ = wilson_interval(successes, count)
+        if count < (self.recent.maxlen or 0) or rate <= self.record or lower <= baseline:
             return False
         self.record = rate
         self.approvals += 1
