@@ -31,7 +31,7 @@ def test_an_actor_is_approved_when_it_beats_the_record_and_the_vla_beyond_chance
         episode(trials, success, by_actor=False)
     outcomes = [True] * 7 + [False] + [True] * 8 + [False]
     answers = [episode(trials, success) for success in outcomes]
-    # Wilson's lower end for 7 of 8 is 53 %, above the VLA's 50 %; 8 of 8 beats the record of 7 of 8, nothing beats 8 of 8
+    # Wilson: 7 of 8 is at least 53 %, above the VLA 50 %; 8 of 8 beats the record of 7 of 8, nothing beats 8 of 8
     approved = [number for number, answer in enumerate(answers) if answer]
     assert approved == [7, 15] and trials.record == 1.0 and trials.approvals == 2
 

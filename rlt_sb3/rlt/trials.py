@@ -16,8 +16,8 @@ class Trials:
     are still wrong. Whoever uses the model does not have to live with that. Noise-free episodes tell what the actor is
     worth; noisy ones do not (noise shakes free a policy that stands still). Before the actor moves they are the VLA's;
     its success rate is the first record. An actor is approved when its last ``window`` trials beat the record and are
-    better than the VLA beyond chance: the lower end of Wilson's 95 % interval is above the VLA's rate. Their rate is the
-    next record. (Safe policy improvement, as in Thomas et al., "High Confidence Policy Improvement", 2015.)
+    better than the VLA beyond chance (the lower end of Wilson's 95 % interval is above the VLA's rate). Their rate is
+    the next record. (Safe policy improvement, as in Thomas et al., "High Confidence Policy Improvement", 2015.)
 
     :param n_envs: number of environments
     :param share: share of the episodes that are trials
