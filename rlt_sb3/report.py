@@ -158,15 +158,14 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
         axes.errorbar(
             x, rates, yerr=errors, marker="o", capsize=3, color="tab:blue", label=f"{label}, selection states"
         )
-    if "rollout/success_rate" in metrics:
-        known = ~np.isnan(metrics["rollout/success_rate"])
-        axes.plot(
-            steps[known],
-            metrics["rollout/success_rate"][known],
-            color="tab:orange",
-            alpha=0.8,
-            label="training episodes, with exploration (last 100)",
-        )
+    practice = {
+        "rollout/success_rate": ("tab:orange", "training episodes (last 100)"),
+        "rollout/trial_success_rate": ("tab:purple", "noise-free trials of the actor that practises"),
+    }
+    for key, (colour, name) in practice.items():
+        if key in metrics:
+            known = ~np.isnan(metrics[key])
+            axes.plot(steps[known], metrics[key][known], color=colour, alpha=0.8, label=name)
     last = max([step for step, _ in points], default=1) or 1
     for key, colour in (("vla", "black"), ("rlt", "tab:green"), ("tqc", "tab:red")):
         if key in data:

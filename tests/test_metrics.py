@@ -32,6 +32,7 @@ def run(tmp_path_factory):
         patch.setattr("rlt_sb3.report.write_report", lambda run: None)
         evaluation = EvalSettings(n_states=4, selection_states=4, selection_every=40, videos=False)
         config = small(tmp_path_factory.mktemp("run"), total_chunks=100, evaluation=evaluation, video_every=3)
+        config.rlt["trial_share"] = 0.5
         folder = train(config).run
     # clean shutdown: no thread, no process is left
     assert (threading.active_count(), len(psutil.Process().children(recursive=True))) == before
