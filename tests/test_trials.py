@@ -25,15 +25,15 @@ def episode(trials: Trials, success: bool, by_actor: bool = True, steps: int = 3
     return trials.step(by_actor, np.array([True]), [{"is_success": success}], np.array([float(success)]))
 
 
-def test_an_actor_is_approved_when_it_beats_the_record_and_the_vla_beyond_chance():
+def test_an_actor_is_approved_when_it_beats_the_vla_beyond_chance():
     trials = Trials(n_envs=1, share=1.0, window=8)
     for success in [True, False] * 10:
         episode(trials, success, by_actor=False)
-    outcomes = [True] * 7 + [False] + [True] * 8 + [False]
+    outcomes = [True] * 7 + [False, False] + [True] * 8
     answers = [episode(trials, success) for success in outcomes]
-    # Wilson: 7 of 8 is at least 53 %, above the VLA 50 %; 8 of 8 beats the record of 7 of 8, nothing beats 8 of 8
-    approved = [number for number, answer in enumerate(answers) if answer]
-    assert approved == [7, 15] and trials.record == 1.0 and trials.approvals == 2
+    # At least 53 % for 7 of 8 and 68 % for 8 of 8 (Wilson), above the VLA's 50 %; 6 of 8 leaves 41 %
+    assert [number for number, answer in enumerate(answers) if answer] == [7, 15, 16]
+    assert trials.approvals == 3
 
 
 def test_a_lucky_window_is_not_enough():
@@ -45,7 +45,7 @@ def test_a_lucky_window_is_not_enough():
 
 def test_noisy_and_mixed_episodes_do_not_count():
     trials = Trials(n_envs=1, share=1.0, window=1)
-    episode(trials, False, by_actor=False)
+    episode(trials, False, by_actor=False)  # a VLA that never succeeds: one success is better
     trials.noisy[:] = True
     assert not episode(trials, True)
     trials.step(False, np.array([False]), [{}], np.zeros(1))  # the VLA began, the actor goes on
@@ -126,7 +126,7 @@ def test_what_was_approved_survives_saving(tmp_path):
     model.save(tmp_path / "model.zip")
     loaded = RLT.load(tmp_path / "model.zip", device="cpu")
     assert np.array_equal(loaded.predict(obs)[0], model.predict(obs)[0])
-    assert loaded._trials.record == model._trials.record and list(loaded._trials.recent) == list(model._trials.recent)
+    assert loaded._trials.vla == model._trials.vla and list(loaded._trials.recent) == list(model._trials.recent)
 
 
 @pytest.mark.parametrize(("name", "value"), [("trial_share", 1.5), ("trial_window", 0)])

@@ -86,8 +86,8 @@ class RLT(TD3):
     :param noise_hold: draw one noise vector per chunk and hold it for its C steps (smooth motion) instead of
         independent noise at every step
     :param trial_share: share of the training episodes that the actor plays without noise, as trials. With trials,
-        :meth:`predict` plays the VLA's chunk until an actor has beaten the VLA in them, and then the best actor so far
-        (see :class:`~rlt_sb3.rlt.trials.Trials`); 0: always the present actor
+        :meth:`predict` plays the VLA's chunk until an actor has beaten the VLA in them, and then the last actor that
+        has (see :class:`~rlt_sb3.rlt.trials.Trials`); 0: always the present actor
     :param trial_window: trials in a row that are counted
     :param critic_warmup_updates: extra critic updates, done at once when ``learning_starts`` is over, before the actor
         may move. With ``actor_mode="direct"`` the actor is meanwhile fitted to the VLA's chunks.

@@ -14,10 +14,11 @@ class Trials:
 
     Practice has to try things, and the actor that practises is worse than the VLA for a while: it follows critics that
     are still wrong. Whoever uses the model does not have to live with that. Noise-free episodes tell what the actor is
-    worth; noisy ones do not (noise shakes free a policy that stands still). Before the actor moves they are the VLA's;
-    its success rate is the first record. An actor is approved when its last ``window`` trials beat the record and are
-    better than the VLA beyond chance (the lower end of Wilson's 95 % interval is above the VLA's rate). Their rate is
-    the next record. (Safe policy improvement, as in Thomas et al., "High Confidence Policy Improvement", 2015.)
+    worth; noisy ones do not (noise shakes free a policy that stands still). Before the actor moves they are the VLA's,
+    which gives its success rate. The actor is approved, as it then is, at the end of every trial after which the last
+    ``window`` trials are better than the VLA beyond chance: the lower end of Wilson's 95 % interval is above its rate.
+    (Safe policy improvement, as in Thomas et al., "High Confidence Policy Improvement", 2015. There is no record to
+    beat: a lucky early one would keep every later actor out.)
 
     :param n_envs: number of environments
     :param share: share of the episodes that are trials
@@ -28,7 +29,6 @@ class Trials:
         self.share = share
         self.recent: deque[bool] = deque(maxlen=window)
         self.vla: list[bool] = []
-        self.record: float | None = None
         self.approvals = 0
         self.restart(n_envs)
 
@@ -70,20 +70,15 @@ class Trials:
                 self.vla.append(success)
             elif self.player[env] == "actor" and not self.noisy[env]:
                 self.recent.append(success)
-                approved |= self._beats_record()
+                approved |= self._better_than_vla()
             self.player[env] = ""
         self.noisy = np.where(dones, self._draw(len(dones)), self.noisy)
         return approved
 
-    def _beats_record(self) -> bool:
-        baseline = float(np.mean(self.vla)) if self.vla else 0.0
-        if self.record is None:
-            self.record = baseline
-        successes, count = sum(self.recent), len(self.recent)
-        rate = successes / count
-        lower, _ = wilson_interval(successes, count)
-        if count < (self.recent.maxlen or 0) or rate <= self.record or lower <= baseline:
+    def _better_than_vla(self) -> bool:
+        lower, _ = wilson_interval(sum(self.recent), len(self.recent))
+        vla_rate = float(np.mean(self.vla)) if self.vla else 0.0
+        if len(self.recent) < (self.recent.maxlen or 0) or lower <= vla_rate:
             return False
-        self.record = rate
         self.approvals += 1
         return True
