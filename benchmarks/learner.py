@@ -1,0 +1,96 @@
+"""
+Gradient updates per second: RLT against Stable-Baselines3's TD3 on the same shapes, in turns in one process.
+
+    python benchmarks/learner.py
+    python benchmarks/learner.py --dims 2048 --batches 1024 --updates 20 --rounds 15
+
+"Equal work" means two critics of the same layers, no LayerNorm, float32, one actor and target update in two. The last
+column is RLT as it comes: five critics with LayerNorm, and the processor's bfloat16 where it has that. Times are CPU
+times of this process, so that other processes do not count.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch as th
+from stable_baselines3 import TD3
+
+from rlt_gym.testing import FakeRLTokenVectorEnv
+from rlt_sb3 import RLT, GymnasiumVecEnv
+
+CHUNK, NET = 8, [256, 256]
+
+
+def make_models(dim: int, batch: int, rows: int, device: str) -> dict[str, TD3]:
+    """:return: models whose buffers are filled with the same number of rows"""
+
+    def venv() -> GymnasiumVecEnv:
+        return GymnasiumVecEnv(FakeRLTokenVectorEnv(4, chunk_length=CHUNK, token_dim=dim, seed=0))
+
+    shared = dict(learning_starts=10 * rows, buffer_size=2 * rows, batch_size=batch, seed=0, device=device)
+    equal = dict(n_critics=2, n_steps=1, critic_precision="float32", critic_warmup_updates=0)
+    models = {
+        "TD3": TD3("MultiInputPolicy", venv(), policy_kwargs={"net_arch": NET}, **shared),
+        "RLT": RLT("MultiInputPolicy", venv(), policy_kwargs={"net_arch": NET, "layer_norm": False}, **equal, **shared),
+        "RLT default": RLT("MultiInputPolicy", venv(), critic_precision="auto", **shared),
+    }
+    for model in models.values():
+        model.learn(rows)
+    return models
+
+
+def measure(models: dict[str, TD3], batch: int, updates: int, rounds: int) -> dict[str, list[float]]:
+    """:return: CPU seconds per update of each round"""
+    times: dict[str, list[float]] = {name: [] for name in models}
+    for turn in range(rounds + 1):
+        for name, model in models.items():
+            model.num_timesteps = 10**9  # long after learning_starts
+            start = time.process_time()
+            model.train(gradient_steps=updates, batch_size=batch)
+            if model.device.type == "cuda":
+                th.cuda.synchronize()
+            if turn:  # the first round warms up
+                times[name].append((time.process_time() - start) / updates)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dims", type=int, nargs="+", default=[192, 2048], help="widths of z_rl")
+    parser.add_argument("--batches", type=int, nargs="+", default=[256, 1024])
+    parser.add_argument("--updates", type=int, default=20, help="critic updates per turn")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rows", type=int, default=2000, help="rows in the buffers")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", default=None, help="JSON file for the numbers")
+    args = parser.parse_args()
+    th.set_num_threads(args.threads)
+    print("updates per second of CPU time (median of rounds), ratio = RLT / TD3 of the same round\n")
+    print("| z_rl | batch | TD3 | RLT, equal work | ratio (lowest to highest) | RLT as it comes | ratio |")
+    print("|---|---|---|---|---|---|---|")
+    results = []
+    for dim in args.dims:
+        for batch in args.batches:
+            times = measure(make_models(dim, batch, args.rows, args.device), batch, args.updates, args.rounds)
+            rates = {name: float(1.0 / np.median(values)) for name, values in times.items()}
+            ratios = {name: np.array(times["TD3"]) / np.array(times[name]) for name in ("RLT", "RLT default")}
+            low, mid, high = (f(ratios["RLT"]) for f in (np.min, np.median, np.max))
+            default = np.median(ratios["RLT default"])
+            print(
+                f"| {dim} | {batch} | {rates['TD3']:.0f} | {rates['RLT']:.0f} | **{mid:.2f}** ({low:.2f} to {high:.2f}) "
+                f"| {rates['RLT default']:.0f} | {default:.2f} |",
+                flush=True,
+            )
+            results.append(
+                {"dim": dim, "batch": batch, "updates_per_cpu_s": rates, "ratio": mid, "ratio_default": default}
+            )
+    if args.out:
+        Path(args.out).write_text(json.dumps({"arguments": vars(args), "results": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
