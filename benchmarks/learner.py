@@ -4,9 +4,9 @@ Gradient updates per second: RLT against Stable-Baselines3's TD3 on the same sha
     python benchmarks/learner.py
     python benchmarks/learner.py --dims 2048 --batches 1024 --updates 20 --rounds 15
 
-"Equal work" means two critics of the same layers, no LayerNorm, float32, one actor and target update in two. The last
-column is RLT as it comes: five critics with LayerNorm, and the processor's bfloat16 where it has that. Times are CPU
-times of this process, so that other processes do not count.
+"Equal work" means two critics of the same layers, no LayerNorm, float32, one actor and target update in two, the actor
+follows the first critic. The same with bfloat16 products in the critics stands beside it, and RLT as it comes: five
+critics with LayerNorm (float32). Times are CPU times of this process, so that other processes do not count.
 """
 
 import argparse
@@ -31,11 +31,18 @@ def make_models(dim: int, batch: int, rows: int, device: str) -> dict[str, TD3]:
         return GymnasiumVecEnv(FakeRLTokenVectorEnv(4, chunk_length=CHUNK, token_dim=dim, seed=0))
 
     shared = dict(learning_starts=10 * rows, buffer_size=2 * rows, batch_size=batch, seed=0, device=device)
-    equal = dict(n_critics=2, n_steps=1, critic_precision="float32", critic_warmup_updates=0)
+    equal = dict(n_critics=2, n_steps=1, actor_q="first", critic_precision="float32", critic_warmup_updates=0)
     models = {
         "TD3": TD3("MultiInputPolicy", venv(), policy_kwargs={"net_arch": NET}, **shared),
         "RLT": RLT("MultiInputPolicy", venv(), policy_kwargs={"net_arch": NET, "layer_norm": False}, **equal, **shared),
-        "RLT default": RLT("MultiInputPolicy", venv(), critic_precision="auto", **shared),
+        "bfloat16": RLT(
+            "MultiInputPolicy",
+            venv(),
+            policy_kwargs={"net_arch": NET, "layer_norm": False},
+            **(equal | {"critic_precision": "bfloat16"}),
+            **shared,
+        ),
+        "default": RLT("MultiInputPolicy", venv(), **shared),
     }
     for model in models.values():
         model.learn(rows)
@@ -70,24 +77,23 @@ def main() -> None:
     args = parser.parse_args()
     th.set_num_threads(args.threads)
     print("updates per second of CPU time (median of rounds), ratio = RLT / TD3 of the same round\n")
-    print("| z_rl | batch | TD3 | RLT, equal work | ratio (lowest to highest) | RLT as it comes | ratio |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "| z_rl | batch | TD3 | RLT, equal work | ratio (lowest to highest) | bfloat16 | ratio | as it comes | ratio |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     results = []
     for dim in args.dims:
         for batch in args.batches:
             times = measure(make_models(dim, batch, args.rows, args.device), batch, args.updates, args.rounds)
             rates = {name: float(1.0 / np.median(values)) for name, values in times.items()}
-            ratios = {name: np.array(times["TD3"]) / np.array(times[name]) for name in ("RLT", "RLT default")}
-            low, mid, high = (f(ratios["RLT"]) for f in (np.min, np.median, np.max))
-            default = np.median(ratios["RLT default"])
-            print(
-                f"| {dim} | {batch} | {rates['TD3']:.0f} | {rates['RLT']:.0f} | **{mid:.2f}** ({low:.2f} to {high:.2f}) "
-                f"| {rates['RLT default']:.0f} | {default:.2f} |",
-                flush=True,
-            )
-            results.append(
-                {"dim": dim, "batch": batch, "updates_per_cpu_s": rates, "ratio": mid, "ratio_default": default}
-            )
+            ratios = {name: np.array(times["TD3"]) / np.array(values) for name, values in times.items()}
+            mid = {name: float(np.median(values)) for name, values in ratios.items()}
+            spread = f"({ratios['RLT'].min():.2f} to {ratios['RLT'].max():.2f})"
+            cells = [dim, batch, f"{rates['TD3']:.0f}", f"{rates['RLT']:.0f}", f"**{mid['RLT']:.2f}** {spread}"]
+            for name in ("bfloat16", "default"):
+                cells += [f"{rates[name]:.0f}", f"{mid[name]:.2f}"]
+            print("|", " | ".join(map(str, cells)), "|", flush=True)
+            results.append({"dim": dim, "batch": batch, "updates_per_cpu_second": rates, "ratio": mid})
     if args.out:
         Path(args.out).write_text(json.dumps({"arguments": vars(args), "results": results}, indent=2) + "\n")
 

@@ -192,8 +192,7 @@ class Numpy:
         self.n = model.n_critics
 
     def features(self, net: str, obs: dict) -> np.ndarray:
-        pre = f"{net}.features_extractor.token_norm."
-        z = layer_norm(obs["z_rl"]) * self.p[pre + "weight"] + self.p[pre + "bias"]
+        z = layer_norm(obs["z_rl"])
         p = obs["proprio"]
         out = [z]
         out.append((p[:, :3] - [0.0, 0.0, 0.7]) / [0.15, 0.15, 0.25])
@@ -355,7 +354,7 @@ def test_one_actor_update_against_numpy(actor_q, dropout):
     assert all(parameter.requires_grad for parameter in model.critic.parameters())
     parameters = dict(model.actor.named_parameters())
     rng = np.random.default_rng(0)
-    for name in ("mu.0.weight", "mu.2.weight", "mu.4.weight", "mu.4.bias", "features_extractor.token_norm.weight"):
+    for name in ("mu.0.weight", "mu.2.weight", "mu.4.weight", "mu.4.bias"):
         array = oracle.p[f"actor.{name}"]
         indices = [tuple(rng.integers(0, size) for size in array.shape) for _ in range(10)]
         gradient = numeric_gradient(loss, array, indices)

@@ -1,7 +1,7 @@
 """Replay buffer for action chunks: rewards are kept per control step."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -284,12 +284,15 @@ class ChunkReplayBuffer(DictReplayBuffer):
         """
         return self.sample_batches(1, batch_size)[0]
 
-    def sample_batches(self, count: int, batch_size: int) -> list[ChunkBatch]:
+    def sample_batches(
+        self, count: int, batch_size: int, prepare: Callable[[ChunkBatch], None] | None = None
+    ) -> list[ChunkBatch]:
         """
         Several batches read at once, with less overhead than one by one.
 
         :param count: number of batches
         :param batch_size: rows in each
+        :param prepare: called with all rows at once (online and offline ones apart), may add observations
         :return: the batches; each by itself is drawn as by :meth:`sample`
         :raises ValueError: if the buffer is empty
         """
@@ -305,7 +308,10 @@ class ChunkReplayBuffer(DictReplayBuffer):
             for rows, share in parts:
                 if share:
                     slots = np.concatenate([self._draw(rows, share) for _ in range(count)])
-                    read.append(split_batch(self._gather(slots, rows), count, share))
+                    joined = self._gather(slots, rows)
+                    if prepare is not None:
+                        prepare(joined)
+                    read.append(split_batch(joined, count, share))
         return [join_batches(batches) for batches in zip(*read, strict=True)]
 
     def _draw(self, rows: ChunkRows, count: int) -> np.ndarray:

@@ -85,18 +85,32 @@ class EnsembleMLP(nn.Module):
             self.weights.append(nn.Parameter(th.empty(n, fan_in, fan_out).uniform_(-bound, bound)))
             self.biases.append(nn.Parameter(th.empty(n, 1, fan_out).uniform_(-bound, bound)))
 
-    def forward(self, x: th.Tensor, members: th.Tensor | None = None) -> th.Tensor:
+    def forward(
+        self, x: th.Tensor, members: th.Tensor | slice | None = None, actions: th.Tensor | None = None
+    ) -> th.Tensor:
         """
-        :param x: inputs (B, input_dim)
+        :param x: inputs (B, input_dim), or their first part if ``actions`` are given
         :param members: indices of the members to evaluate; all by default
+        :param actions: the last part of the inputs. Where the weights get no gradient it has a product of its own: no
+            copy to join the parts, and no gradient of the wide part on the way back.
         :return: outputs (members, B)
         """
-        n = self.n if members is None else len(members)
-        hidden = x.expand(n, *x.shape)
+        weights_learn = th.is_grad_enabled() and self.weights[0].requires_grad
+        apart = actions is not None and not x.requires_grad and not weights_learn
+        if actions is not None and not apart:
+            x = th.cat([x, actions], dim=1)
         last = len(self.weights) - 1
+        hidden = x
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             if members is not None:
                 weight, bias = weight[members], bias[members]
+            if layer == 0:
+                hidden = x.expand(len(weight), *x.shape)
+                if apart:
+                    assert actions is not None
+                    width = x.shape[1]
+                    bias = th.baddbmm(bias, actions.expand(len(weight), *actions.shape), weight[:, width:])
+                    weight = weight[:, :width]
             hidden = th.baddbmm(bias, hidden, weight)
             if layer < last:
                 if self.layer_norm:
@@ -109,11 +123,12 @@ class RLTFeatures(BaseFeaturesExtractor):
     """
     Normalised ``z_rl`` and ``proprio``, concatenated; ``vla_ref`` is left to the actor.
 
-    ``z_rl`` goes through a LayerNorm. ``proprio`` is scaled by constants, so that there are no running statistics to
-    save or to get wrong. For LIBERO's eight numbers (``proprio_norm="libero"``) the position is
-    ``(p - (0, 0, 0.7)) / (0.15, 0.15, 0.25)``, the axis-angle vector becomes the first two columns of its rotation
-    matrix (the gripper points down, a turn of about pi, where axis-angle flips its sign from one step to the next and
-    the matrix does not), and the finger joints are ``(q -+ 0.02) / 0.02``.
+    ``z_rl`` goes through a LayerNorm, without weights of its own: the first layer of every network after it can do
+    their work, and without parameters here a batch's features are the same for all networks. ``proprio`` is scaled by
+    constants, so that there are no running statistics to save or to get wrong. For LIBERO's eight numbers
+    (``proprio_norm="libero"``) the position is ``(p - (0, 0, 0.7)) / (0.15, 0.15, 0.25)``, the axis-angle vector
+    becomes the first two columns of its rotation matrix (the gripper points down, a turn of about pi, where axis-angle
+    flips its sign from one step to the next and the matrix does not), and the finger joints are ``(q -+ 0.02) / 0.02``.
 
     :param observation_space: Dict with ``z_rl`` (D,) and ``proprio`` (P,)
     :param proprio_norm: "auto" ("libero" if P is 8, else "none"), "libero", "none", or (centre, scale)
@@ -139,7 +154,7 @@ class RLTFeatures(BaseFeaturesExtractor):
             raise ValueError(f"proprio_norm='libero' needs 8 numbers (position, axis-angle, fingers), got {size}.")
         super().__init__(observation_space, token_dim + (11 if rotation else size))
         self.rotation = rotation
-        self.token_norm = nn.LayerNorm(token_dim)
+        self.token_norm = nn.LayerNorm(token_dim, elementwise_affine=False)
         if self.rotation:
             center: Sequence[float] = LIBERO_POSITION_CENTER + LIBERO_GRIPPER_CENTER
             scale: Sequence[float] = LIBERO_POSITION_SCALE + LIBERO_GRIPPER_SCALE
@@ -153,9 +168,11 @@ class RLTFeatures(BaseFeaturesExtractor):
 
     def forward(self, observations: TensorDict) -> th.Tensor:
         """
-        :param observations: ``z_rl`` (B, D), ``proprio`` (B, P)
+        :param observations: ``z_rl`` (B, D), ``proprio`` (B, P); or ``features``, what was returned for them before
         :return: features (B, features_dim)
         """
+        if "features" in observations:
+            return observations["features"]
         token = self.token_norm(observations["z_rl"].float())
         proprio = observations["proprio"].float()
         if not self.rotation:
@@ -304,7 +321,7 @@ class RLTCritic(ContinuousCritic):
         action_dim = get_action_dim(self.action_space)
         self.ensemble = EnsembleMLP(n_critics, features_dim + action_dim, net_arch, activation_fn, layer_norm)
 
-    def q_values(self, obs: TensorDict, actions: th.Tensor, members: th.Tensor | None = None) -> th.Tensor:
+    def q_values(self, obs: TensorDict, actions: th.Tensor, members: th.Tensor | slice | None = None) -> th.Tensor:
         """
         :param obs: ``z_rl`` (B, D), ``proprio`` (B, P)
         :param actions: flat chunks (B, C*d)
@@ -312,7 +329,7 @@ class RLTCritic(ContinuousCritic):
         :return: Q-values (members, B)
         """
         features = self.features_extractor(obs)
-        return self.ensemble(th.cat([features, actions], dim=1), members)
+        return self.ensemble(features, members, actions)
 
     def forward(self, obs: TensorDict, actions: th.Tensor) -> tuple[th.Tensor, ...]:  # type: ignore[override]
         """:return: one (B, 1) tensor per member"""
@@ -320,7 +337,7 @@ class RLTCritic(ContinuousCritic):
 
     def q1_forward(self, obs: TensorDict, actions: th.Tensor) -> th.Tensor:  # type: ignore[override]
         """:return: Q-values of the first member (B, 1)"""
-        return self.q_values(obs, actions, th.zeros(1, dtype=th.long, device=actions.device))[0].unsqueeze(-1)
+        return self.q_values(obs, actions, slice(1))[0].unsqueeze(-1)
 
 
 class RLTPolicy(TD3Policy):

@@ -31,6 +31,7 @@ from rlt_sb3.common.hardware import cpu_has_bfloat16
 from rlt_sb3.common.offline import load_transitions
 from rlt_sb3.common.q_gap import QGapTracker
 from rlt_sb3.common.rows import ChunkBatch
+from rlt_sb3.rlt.batches import training_batches
 from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy
 from rlt_sb3.rlt.settings import check_settings
 from rlt_sb3.rlt.spaces import check_spaces
@@ -423,9 +424,9 @@ class RLT(TD3):
         self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
         critic_stats: list[th.Tensor] = []
         actor_stats: list[th.Tensor] = []
-        for _ in range(gradient_steps):
+        networks = (self.actor, self.actor_target, self.critic, self.critic_target)
+        for batch in training_batches(self.replay_buffer, networks, gradient_steps, batch_size):
             self._n_updates += 1
-            batch = self.replay_buffer.sample(batch_size)
             critic_stats.append(self._update_critic(batch))
             # counted over the life of the model: a delay per call would never let single updates reach the actor
             if self._n_updates % self.policy_delay == 0:
@@ -509,7 +510,7 @@ class RLT(TD3):
             return th.stack([loss, actor_q, bc_loss, squared.sum(1).sqrt().mean()])
 
     def _actor_q(self, observations: dict[str, th.Tensor], actions: th.Tensor) -> th.Tensor:
-        members = th.zeros(1, dtype=th.long, device=self.device) if self.actor_q == "first" else None
+        members = slice(1) if self.actor_q == "first" else None
         q_values = self._q_values(self.critic, observations, actions, members)
         return q_values.amin(0) if self.actor_q == "min" else q_values.mean(0)
 
@@ -518,7 +519,7 @@ class RLT(TD3):
         critic: RLTCritic,
         observations: dict[str, th.Tensor],
         actions: th.Tensor,
-        members: th.Tensor | None = None,
+        members: th.Tensor | slice | None = None,
     ) -> th.Tensor:
         bfloat16 = self.critic_precision == "bfloat16" or (self.critic_precision == "auto" and cpu_has_bfloat16())
         with th.autocast(self.device.type, dtype=th.bfloat16, enabled=bfloat16):
