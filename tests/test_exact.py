@@ -71,7 +71,7 @@ def test_a_short_run_on_official_meshes_equals_stock():
 # ---------------------------------------------------------------- culling, without a simulator
 
 
-def test_clusters_hold_every_triangle_once():
+def test_clusters_hold_every_triangle_once_and_in_order():
     from rlt_gym.libero.culling import split_faces
 
     rng = np.random.default_rng(0)
@@ -79,7 +79,7 @@ def test_clusters_hold_every_triangle_once():
     normals /= np.linalg.norm(normals, axis=1, keepdims=True)
     groups = split_faces(rng.normal(size=(1000, 3)), normals, 64)
     assert max(map(len, groups)) <= 64
-    assert np.array_equal(np.sort(np.concatenate(groups)), np.arange(1000))
+    assert np.array_equal(np.concatenate(groups), np.arange(1000))
 
 
 def test_a_cluster_is_dropped_only_if_each_of_its_triangles_looks_away():
@@ -101,6 +101,19 @@ def test_a_cluster_is_dropped_only_if_each_of_its_triangles_looks_away():
             dropped += 1
             assert (np.einsum("tki,ti->tk", corners - eye, normals) > 0).all()
     assert dropped > 20
+
+
+def test_a_mesh_is_cut_only_where_nothing_of_it_is_clipped():
+    from types import SimpleNamespace
+
+    from rlt_gym.libero.culling import _unclipped
+
+    scene = SimpleNamespace(camera=[SimpleNamespace(frustum_near=0.5, frustum_far=10.0)])
+    planes = np.array([[0, 0, 1, 0], [1, 0, 1, 0], [-1, 0, 1, 0]], dtype=float)  # from the origin along z
+    planes[1:] /= np.sqrt(2)
+    centre = np.array([[0, 0, 2], [0, 0, 0.55], [1.95, 0, 2], [3, 0, 2], [0, 0, 9.95]], dtype=float)
+    inside = _unclipped(scene, planes, centre, np.full(5, 0.1))  # type: ignore[arg-type]
+    assert inside.tolist() == [True, False, False, False, False]
 
 
 @pytest.mark.sim

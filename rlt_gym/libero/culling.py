@@ -1,10 +1,10 @@
 """Leave out of a MuJoCo scene what cannot reach the picture, without changing a pixel.
 
 Software rendering is bound by triangles: a LIBERO scene has 200 k of them in some 90 geoms, of which most lie outside
-the picture or on the far side of what they belong to. The meshes are therefore cut once into clusters of neighbouring
-triangles that look the same way, each a display list of its own, compiled by MuJoCo itself. Per picture, clusters and
-geoms are dropped whose bounding sphere lies outside the view, and clusters that turn their back to the camera, which
-OpenGL would drop too, triangle by triangle, after having transformed and lit them.
+the picture or on the far side of what they belong to. The meshes are therefore cut once into clusters, runs of
+neighbouring triangles that look the same way, each a display list of its own, compiled by MuJoCo itself. Per picture,
+clusters and geoms are dropped whose bounding sphere lies outside the view, and clusters that turn their back to the
+camera, which OpenGL would drop too, triangle by triangle, after having transformed and lit them.
 
 MuJoCo draws at most one mirror, the first reflective geom of the scene, by drawing everything a second time, however
 little of it the mirror shows (``mjr_render``). A mesh's list therefore only says "call number i", and the number
@@ -74,25 +74,29 @@ def geom_records(scene: mujoco.MjvScene) -> np.ndarray | None:
 
 def split_faces(centres: np.ndarray, normals: np.ndarray, size: int) -> list[np.ndarray]:
     """
-    Cut triangles into groups that lie together and face the same way.
+    Cut a sequence of triangles, where it changes most, into runs that lie together and face the same way. Their order
+    stays, for it shows: of two triangles at equal depth in one sample of the picture, the later is seen.
 
     :param centres: float (n, 3): middles of the triangles; ``normals`` their unit normals (n, 3).
-    :param size: Largest number of triangles in a group.
-    :return: Indices of each group, ascending.
+    :param size: Largest number of triangles in a run.
+    :return: Indices of each run, ascending, and the runs in order.
     """
     spread = max(float(np.ptp(centres, axis=0).max()), 1e-9)
     features = np.concatenate([centres / spread, normals], axis=1)
-    done, todo = [], [np.arange(len(centres))]
+    sums = np.concatenate([np.zeros((1, 6)), np.cumsum(features, axis=0)])
+    done, todo = [], [(0, len(centres))]
     while todo:
-        group = todo.pop()
-        if len(group) <= size:
-            done.append(np.sort(group))
+        start, stop = todo.pop()
+        if stop - start <= size:
+            done.append(np.arange(start, stop))
             continue
-        values = features[group]
-        axis = int(np.argmax(values.var(axis=0)))
-        order = np.argsort(values[:, axis], kind="stable")
-        half = len(group) // 2
-        todo += [group[order[half:]], group[order[:half]]]
+        least = max(1, size // 4)
+        cuts = np.arange(start + least, stop - least + 1)
+        before, after = sums[cuts] - sums[start], sums[stop] - sums[cuts]
+        # The least scatter within both parts is the most between them.
+        gain = (before**2).sum(axis=1) / (cuts - start) + (after**2).sum(axis=1) / (stop - cuts)
+        cut = int(cuts[np.argmax(gain)])
+        todo += [(cut, stop), (start, cut)]
     return done
 
 
@@ -152,16 +156,18 @@ class Culling:
         area = np.linalg.norm(normals, axis=1)
         normals /= np.maximum(area, 1e-300)[:, None]
         groups = split_faces(corners.mean(axis=1), normals, size)
-        lists = GL.glGenLists(2 * len(groups))
+        lists = GL.glGenLists(2 * len(groups) + 2)
         saved = [array[rows].copy() for array in arrays]
         at = start
         try:
             model.mesh_graphadr[mesh] = -1  # no list of the convex hull
+            context.baseMesh = lists - 2 * mesh
+            mujoco.mjr_uploadMesh(model, context, mesh)  # in one piece: the first list, before those of its clusters
             for number, group in enumerate(groups):
                 for array, original in zip(arrays, saved):
                     array[at : at + len(group)] = original[group]
                 model.mesh_faceadr[mesh], model.mesh_facenum[mesh] = at, len(group)
-                context.baseMesh = lists + 2 * number - 2 * mesh
+                context.baseMesh = lists + 2 + 2 * number - 2 * mesh
                 mujoco.mjr_uploadMesh(model, context, mesh)
                 at += len(group)
         finally:
@@ -170,7 +176,7 @@ class Culling:
             for array, original in zip(arrays, saved):
                 array[rows] = original
         bounds = [cluster_bounds(corners[group], normals[group][area[group] > 0]) for group in groups]
-        return (lists + 2 * np.arange(len(groups)), *(np.array(values) for values in zip(*bounds)))
+        return (lists + 2 + 2 * np.arange(len(groups)), *(np.array(values) for values in zip(*bounds)))
 
     def _make_lists(self, ngeom: int) -> None:
         """The lists that choose at drawing time between what the picture and what the mirror shows."""
@@ -252,11 +258,19 @@ class Culling:
         keep = np.logical_or.reduceat(both, self._starts[:-1])
         if mirror is not None:
             keep[mirror] |= geoms["reflectance"][mirror] > 0
+        # OpenGL treats what it draws in one go another way once a part of it must be clipped, which shows in the last
+        # bit of depths: meshes that are not wholly inside the view, and mirrored ones, are drawn in one piece.
+        inside = np.logical_and.reduceat(_unclipped(self._scene, planes, centre, self._radius), self._starts[:-1])
         for index in np.flatnonzero(keep & self._split):
             part = slice(self._starts[index], self._starts[index + 1])
             lists = self._lists[part]
-            for base, chosen in ((self._shown, shown[part]), (self._mirrored, mirrored[part])):
-                _compile_list(base + int(index), partial(_call, lists[chosen] - base))
+            whole = lists[:1] - 2
+            for base, chosen, cut in (
+                (self._shown, shown[part], inside[index]),
+                (self._mirrored, mirrored[part], False),
+            ):
+                drawn_lists = lists[chosen] if cut or not chosen.any() else whole
+                _compile_list(base + int(index), partial(_call, drawn_lists - base))
         geoms["dataid"][self._split] = self._wrappers + np.flatnonzero(self._split) - self._context.baseMesh
         drawn = geoms[keep]
         count = len(drawn)
@@ -372,6 +386,14 @@ def seen(eye, planes, centre, radius, axis, sine) -> np.ndarray:
     distance = np.linalg.norm(ray, axis=1)
     back = np.einsum("ni,ni->n", ray, axis) >= sine * distance + radius
     return inside & ~back
+
+
+def _unclipped(scene: mujoco.MjvScene, planes: np.ndarray, centre: np.ndarray, radius: np.ndarray) -> np.ndarray:
+    """Which spheres lie wholly inside the view, between its near and its far plane, bool (n,)."""
+    distance = centre @ planes[:, :3].T + planes[:, 3]
+    near, far = scene.camera[0].frustum_near, scene.camera[0].frustum_far
+    inside = (distance > radius[:, None]).all(axis=1)
+    return inside & (distance[:, 0] > near + radius) & (distance[:, 0] < far - radius)
 
 
 def _reflected_view(mirror: np.ndarray, eye: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
