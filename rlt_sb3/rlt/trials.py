@@ -38,11 +38,21 @@ class Trials:
 
         :param n_envs: number of environments from now on
         """
-        self.noisy = self._draw(n_envs)
+        self.n_envs = n_envs
+        self._noisy: np.ndarray | None = None  # drawn when asked for: two restarts in a row draw as one does
         self.player = np.full(n_envs, "", dtype=object)  # who has played the running episode
 
-    def _draw(self, count: int) -> np.ndarray:
-        return np.random.random(count) >= self.share
+    @property
+    def noisy(self) -> np.ndarray:
+        """Which environments play their running episode with noise, bool (n_envs,)."""
+        if self._noisy is None:
+            self._noisy = self._draw()
+        return self._noisy
+
+    def _draw(self) -> np.ndarray:
+        if self.share == 0.0:
+            return np.ones(self.n_envs, dtype=bool)
+        return np.random.random(self.n_envs) >= self.share
 
     def no_noise(self) -> None:
         """The running episodes are played without noise, so they can be trials of the VLA."""
@@ -72,7 +82,8 @@ class Trials:
                 self.recent.append(success)
                 approved |= self._better_than_vla()
             self.player[env] = ""
-        self.noisy = np.where(dones, self._draw(len(dones)), self.noisy)
+        if np.any(dones):
+            self._noisy = np.where(dones, self._draw(), self.noisy)
         return approved
 
     def _better_than_vla(self) -> bool:
