@@ -144,6 +144,37 @@ print("same states")
     assert "same states" in done.stdout, done.stderr[-2000:]
 
 
+@pytest.mark.sim
+def test_fixtures_stand_where_stock_puts_them_in_a_scene_with_an_open_drawer():
+    """The drawer's random draws come before the cabinet's place. In a process of its own, as above."""
+    code = """
+import numpy as np
+from rlt_gym.assets import resolve_assets
+from rlt_gym.libero.bootstrap import prepare_libero
+prepare_libero(resolve_assets("embedded").path)
+from libero.libero.envs.env_wrapper import ControlEnv
+from rlt_gym.libero.simulator import LiberoSimulator
+from rlt_gym.libero.tasks import episode_seed, get_task, load_init_states
+task = get_task("libero_spatial", 4)
+ours = LiberoSimulator("libero_spatial", 4)
+for index in (3, 4):
+    ours.restart("eval", index)
+    stock = ControlEnv(bddl_file_name=str(task.bddl_file), has_offscreen_renderer=False, use_camera_obs=False)
+    np.random.seed(episode_seed(task, "eval", index))
+    stock.reset()
+    stock.set_init_state(load_init_states(task)[index])
+    names = [ours.model.body(i).name for i in range(ours.model.nbody)]
+    assert "wooden_cabinet_1_main" in names
+    for name in names:
+        body = ours.model.body(name).id
+        assert np.array_equal(ours.data.xpos[body], stock.sim.data.xpos[body]), name
+        assert np.array_equal(ours.data.xquat[body], stock.sim.data.xquat[body]), name
+print("same scene")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "same scene" in done.stdout, done.stderr[-2000:]
+
+
 # ---------------------------------------------------------------- coarse meshes, without a simulator
 
 

@@ -72,6 +72,10 @@ class LiberoSimulator:
             camera_widths=image_size,
         )
         self.problem = self.env.env
+        # Each model that LIBERO loads appends the scene's joint initialisers (open drawers, lit stoves) once more, and
+        # a new environment's first hard reset loads its second. Their random draws come before those that place the
+        # fixtures, so with half of them the cabinet would stand a centimetre elsewhere than LIBERO puts it.
+        self.problem.object_property_initializers *= 2
         self.model = self.problem.sim.model._model
         self.data = self.problem.sim.data._data
         self._bind()
