@@ -763,7 +763,7 @@ def test_learns_what_the_vla_gets_wrong():
     """The fake VLA is right about half of the time; no evaluation on the way may be below it."""
     model = make_model(
         venv=make_venv(8, seed=1), learning_starts=400, critic_warmup_updates=300, bc_coef=1.0, learning_rate=1e-3,
-        exploration_std=0.1, noise_hold=True, batch_size=128, policy_kwargs=dict(net_arch=[64, 64]),
+        exploration_std=0.1, noise_hold=True, batch_size=128, tau=0.002, policy_kwargs=dict(net_arch=[64, 64]),
     )  # fmt: skip
 
     def success_rate() -> float:
@@ -771,9 +771,8 @@ def test_learns_what_the_vla_gets_wrong():
         return float(np.mean(evaluate_policy(model, venv, n_eval_episodes=100, return_episode_rewards=True)[0]))
 
     rates = [success_rate()]
-    for rows in (800, 800):
+    for rows in (800, 2400):
         model.learn(rows, reset_num_timesteps=False)
         rates.append(success_rate())
     assert 0.35 <= rates[0] <= 0.65
-    # four seeds ended between 0.85 and 0.94, whatever the order of the draws
-    assert min(rates[1:]) >= rates[0] and rates[-1] >= 0.8, rates
+    assert min(rates[1:]) >= rates[0] and rates[-1] >= 0.9, rates  # seeds 0 and 1 end at 0.94 and 0.98
