@@ -1,6 +1,19 @@
-"""What every test needs."""
+"""What tests share."""
 
 import signal
 
+import pytest
+
 # A shell's background job ignores SIGINT, and hands that on to its children; the tests of interrupts need the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def one_thread():
+    """Torch on one thread: small networks are quicker so, and rounding is always the same."""
+    import torch as th
+
+    before = th.get_num_threads()
+    th.set_num_threads(1)
+    yield
+    th.set_num_threads(before)

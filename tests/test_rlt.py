@@ -18,15 +18,9 @@ from rlt_sb3 import RLT, ChunkReplayBuffer, GymnasiumVecEnv
 from rlt_sb3.common.q_gap import QGapTracker
 from rlt_sb3.rlt.policies import AntiWindupClamp, RLTPolicy, rotation_columns
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = dict(actor_starts=0, policy_kwargs=dict(net_arch=[32, 32]), batch_size=32, device="cpu", seed=0)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = th.get_num_threads()
-    th.set_num_threads(1)
-    yield
-    th.set_num_threads(before)
 
 
 def make_venv(num_envs: int = 2, monitor: bool = True, **kwargs):

@@ -9,13 +9,7 @@ from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT, GymnasiumVecEnv
 from rlt_sb3.rlt.trials import Trials
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = th.get_num_threads()
-    th.set_num_threads(1)
-    yield
-    th.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def episode(trials: Trials, success: bool, by_actor: bool = True, steps: int = 3) -> bool:
@@ -50,6 +44,14 @@ def test_noisy_and_mixed_episodes_do_not_count():
     assert not episode(trials, True)
     trials.step(False, np.array([False]), [{}], np.zeros(1))  # the VLA began, the actor goes on
     assert not episode(trials, True)
+    assert not trials.recent and episode(trials, True)
+
+
+def test_broken_simulators_and_takeovers_do_not_count():
+    trials, done = Trials(n_envs=1, share=1.0, window=1), np.array([True])
+    trials.step(True, done, [{"worker_restarted": True, "is_success": False}], np.zeros(1))
+    trials.step(True, ~done, [{"intervention": np.array([False, True])}], np.zeros(1))  # an expert has helped
+    trials.step(True, done, [{"intervention": np.array([False, False]), "is_success": True}], np.ones(1))
     assert not trials.recent and episode(trials, True)
 
 

@@ -440,14 +440,7 @@ class RLTPolicy(TD3Policy):
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
         del data["share_features_extractor"]
-        return (
-            data
-            | {"actor_mode": self.actor_mode, "layer_norm": self.layer_norm}
-            | {
-                "act_with": self.act_with,
-                "trials": self.trials,
-            }
-        )
+        return data | {name: getattr(self, name) for name in ("actor_mode", "layer_norm", "act_with", "trials")}
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         # Exploration noise belongs to the collection of rollouts (RLT._sample_action).

@@ -252,7 +252,6 @@ class RLT(TD3):
         if self.replay_buffer_class is None:
             self.replay_buffer_class = ChunkReplayBuffer
         if self.replay_buffer is None:
-            assert isinstance(self.observation_space, spaces.Dict) and isinstance(self.action_space, spaces.Box)
             self.replay_buffer = self.replay_buffer_class(
                 self.buffer_size,
                 self.observation_space,

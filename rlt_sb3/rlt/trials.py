@@ -65,14 +65,16 @@ class Trials:
 
         :param by_actor: whether an actor that has moved played it; else it was the VLA, or as good as
         :param dones: (n_envs,)
-        :param infos: ``is_success`` is read; without it a positive last reward is a success
+        :param infos: ``is_success`` is read (without it a positive last reward is a success), and ``worker_restarted``
+            and ``intervention``: an episode whose simulator broke or in which someone took over does not count
         :param rewards: sums over the chunks (n_envs,)
         :return: whether the actor is approved now
         """
         approved = False
+        player = "actor" if by_actor else "vla"
         for env, done in enumerate(dones):
-            player = "actor" if by_actor else "vla"
-            self.player[env] = player if self.player[env] in ("", player) else "both"
+            alone = not infos[env].get("worker_restarted", False) and not np.any(infos[env].get("intervention", False))
+            self.player[env] = player if alone and self.player[env] in ("", player) else "both"
             if not done:
                 continue
             success = bool(infos[env].get("is_success", rewards[env] > 0))
