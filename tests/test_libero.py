@@ -142,6 +142,18 @@ def test_evaluation_sequence_covers_each_pair_once_and_restarts(env):
     env.reset(options={"init_states": "train"})
 
 
+def test_evaluation_goes_on_after_liberos_own_states(env):
+    """State 50 and those after it are sampled: as reproducible as LIBERO's own, and different from them."""
+    first, _ = env.reset(options={"init_states": "eval"})
+    later, infos = env.reset(options={"init_states": "eval", "shard": (100, 101)})
+    again, _ = env.reset(options={"init_states": "eval", "shard": (100, 101)})
+    assert sorted(infos["init_index"].tolist()) == [50, 100]
+    for key, value in later.items():
+        assert np.array_equal(value, again[key])
+        assert not np.array_equal(value, first[key])
+    env.reset(options={"init_states": "train"})
+
+
 def test_training_states_depend_on_seed_and_not_on_the_number_of_workers(env):
     _, two = env.reset(seed=5)
     _, again = env.reset(seed=5)

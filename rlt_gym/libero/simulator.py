@@ -138,7 +138,8 @@ class LiberoSimulator:
         """
         Start the episode number ``index`` of a split; the same arguments give the same episode on any worker.
 
-        :param split: ``"eval"`` (LIBERO's fixed initial states), ``"train"`` or ``"selection"`` (sampled ones).
+        :param split: ``"eval"`` (LIBERO's fixed initial states first, then sampled ones), ``"train"`` or
+            ``"selection"`` (sampled ones).
         :param index: Number of the initial state.
         :param observe: Draw pictures; without, only proprioception is returned.
         """
@@ -154,9 +155,9 @@ class LiberoSimulator:
         self.env.reset()
         # A soft reset keeps the gripper's integrated command, which moves qpos by 6 mm at the first step.
         self.problem.robots[0].gripper.current_action = np.zeros(self._finger_actuators.size)
-        if split == "eval":
-            states = load_init_states(self.task)
-            state = states[index % len(states)]
+        fixed = load_init_states(self.task) if split == "eval" else ()
+        if index < len(fixed):
+            state = fixed[index]
         else:
             rng = np.random.default_rng(seed)
             self.data.qpos[self._joint_qpos] += rng.normal(0.0, START_NOISE, self._joint_qpos.size)

@@ -26,8 +26,8 @@ SUITE_HORIZONS = {
     "libero_90": 400,
 }
 
-#: Initial states: LIBERO's own 50 per task are held out for evaluation, the others are sampled from LIBERO's
-#: placement regions with seeds of disjoint ranges.
+#: Initial states: LIBERO's own 50 per task are held out for evaluation; those that follow them, and those of the other
+#: splits, are sampled from LIBERO's placement regions with seeds of disjoint ranges.
 SPLITS = ("train", "selection", "eval")
 
 

@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space
 from rlt_gym.assets import resolve_assets
 from rlt_gym.libero.hooks import check_hook, check_one_env, hook_info
 from rlt_gym.libero.processes import LaunchPlan
-from rlt_gym.libero.tasks import SPLITS, SUITE_HORIZONS, get_tasks, load_init_states
+from rlt_gym.libero.tasks import SPLITS, SUITE_HORIZONS, get_tasks
 from rlt_gym.libero.transport import FRAME_SIZE
 from rlt_gym.libero.worker_client import WorkerError, WorkerPool
 
@@ -30,8 +30,8 @@ RENDER_QUALITIES = ("exact", "fast")
 #: Most tasks whose simulators a worker keeps, and bytes to reckon with for each.
 _RESIDENT, _RESIDENT_BYTES = 4, 400 << 20
 
-#: Number of sampled initial states per task; the evaluation split has LIBERO's own 50.
-SPLIT_SIZES = {"train": 10_000, "selection": 500}
+#: Initial states per task; those for evaluation are LIBERO's own 50 and then sampled ones.
+SPLIT_SIZES = {"train": 10_000, "selection": 500, "eval": 500}
 
 
 @dataclass
@@ -109,7 +109,8 @@ class LiberoVectorEnv(VectorEnv):
     :param chunk_length: C.
     :param assets: ``"auto"`` (official meshes if present, else the embedded ones), ``"embedded"``, ``"official"`` or
         a folder.
-    :param init_states: ``"train"``, ``"selection"`` or ``"eval"``; also ``reset(options={"init_states": ...})``.
+    :param init_states: ``"train"``, ``"selection"`` or ``"eval"`` (LIBERO's own 50 of a task, then sampled ones); also
+        ``reset(options={"init_states": ...})``.
     :param image_size: Side S of the pictures in pixels, at most 256.
     :param render: ``"exact"`` (LIBERO's pictures bit for bit) or ``"fast"`` (cheap robot, no multisampling).
     :param max_episode_steps: Control steps before truncation; ``None`` for the suite's horizon.
@@ -273,10 +274,8 @@ class LiberoVectorEnv(VectorEnv):
         if self._split == "train":
             draw = np.random.SeedSequence([self._seed, number]).generate_state(1)[0]
             init_index = int(draw) % SPLIT_SIZES["train"]
-        elif self._split == "selection":
-            init_index = turn % SPLIT_SIZES["selection"]
         else:
-            init_index = turn % len(load_init_states(self.tasks[task_index]))
+            init_index = turn % SPLIT_SIZES[self._split]
         return Episode(number, task_index, init_index)
 
     def _start_episodes(self, envs: Sequence[int]) -> None:
