@@ -134,6 +134,7 @@ def encode_demos(
                 rows |= _tokens(demo, file.instruction, config, vla, token)
                 size = len(rows["actions"])
                 rows["task_ids"] = np.full(size, task_id, dtype=np.int32)
+                rows["successful"] = np.full(size, bool(demo.attrs.get("success", True)))
                 rows["intervention"] = np.arange(config.chunk_length) < rows["chunk_steps"][:, None]
                 count += size
                 for key, value in rows.items():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlt_sb3.imports import resolve_classes
+from rlt_sb3.schedules import resolve_schedules
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
@@ -88,8 +89,8 @@ def check_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     Refuse unknown settings of an algorithm before a simulator starts.
 
     :param name: the algorithm
-    :param settings: its keyword arguments; classes as "module:Class"
-    :return: the keyword arguments with classes looked up
+    :param settings: its keyword arguments; classes as "module:Class", schedules as ``{start: 20, end: 5}``
+    :return: the keyword arguments with classes looked up and schedules made
     :raises ValueError: names what there is
     """
     algorithm = get_algorithm(name)
@@ -97,7 +98,7 @@ def check_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(settings) - set(known))
     if unknown:
         raise ValueError(f"{algorithm.label} has no setting {', '.join(unknown)}; there is {', '.join(known)}.")
-    return resolve_classes(settings, name)
+    return resolve_schedules(resolve_classes(settings, name), name)
 
 
 def make_vec_env(name: str, env: Any) -> VecEnv:

@@ -84,7 +84,8 @@ class TrainConfig:
     :param out: where runs are kept
     :param env: the environment
     :param algorithm: "rlt", or "tqc", the baseline without the method (sb3-contrib's TQC on the same observations)
-    :param rlt: keyword arguments of ``rlt_sb3.RLT`` (see its page for what there is); classes as "torch.nn:GELU"
+    :param rlt: keyword arguments of ``rlt_sb3.RLT`` (see its page for what there is); classes as "torch.nn:GELU",
+        linear schedules (``bc_coef``, ``learning_rate``) as ``{start: 20, end: 5, end_fraction: 0.5}``
     :param tqc: keyword arguments of ``sb3_contrib.TQC``, used with ``algorithm: tqc``
     :param evaluation: the evaluations
     :param total_chunks: stop after this many chunks (transitions, over all simulators)

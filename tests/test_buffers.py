@@ -99,6 +99,7 @@ class World:
                 infos.append(self.info(env, episode, step, steps))
                 if done:
                     infos[-1]["TimeLimit.truncated"] = not self.succeeds(env, episode)
+                    infos[-1]["is_success"] = self.succeeds(env, episode)
                     self.finished.add((env, episode))
                     self.new_episode(env)
             rewards = np.array([info["step_rewards"].sum() for info in infos])
@@ -161,6 +162,8 @@ class World:
             if key[2] % C:  # a row between two chunks repeats its last action
                 assert (action[want["steps"] :] == action[want["steps"] - 1]).all()
         assert batch.task_ids.tolist() == [10 * key[0] for key in keys]
+        known = [(env, episode) in self.finished and self.succeeds(env, episode) for env, episode, _ in keys]
+        assert batch.successful.flatten().tolist() == [float(success) for success in known]
         return set(keys)
 
 

@@ -12,6 +12,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from rlt_sb3.common.chunks import Chunk, Lane, join_chunks
 from rlt_sb3.common.rows import ChunkBatch, ChunkRows, join_batches, split_batch
+from rlt_sb3.common.takeovers import copy_row
 
 
 class ChunkReplayBuffer(DictReplayBuffer):
@@ -48,6 +49,10 @@ class ChunkReplayBuffer(DictReplayBuffer):
     row before it leads to its observation as usual. Neither is one that began before the critical phase of its episode
     (``infos[i]["critical_chunk"]`` is there and false).
 
+    **Successes.** When an episode ends in success (``infos[i]["is_success"]``, or a positive last reward where that is
+    not told), all rows of it are marked, ``successful`` in a sample. Until then, and for good where it was cut off,
+    they count as those of a failure.
+
     Adding and sampling may happen in different threads.
 
     :param buffer_size: number of slots, over all sub-environments
@@ -63,7 +68,10 @@ class ChunkReplayBuffer(DictReplayBuffer):
     :param z_rl_dtype: "float32", or "float16" to keep ``z_rl`` in half the memory
     :param stratified: draw the same number of rows from every task
     :param offline: further rows, e.g. of :func:`~rlt_sb3.common.offline.load_transitions`
-    :param offline_ratio: share of each batch that comes from ``offline``, rounded to whole rows
+    :param offline_ratio: share of each batch that comes from ``offline``, rounded to whole rows; nothing as long as
+        there are none
+    :param keep_interventions: also write rows in which someone took over to ``offline``, where later rows do not push
+        them out; it needs at least two slots that are used in turn
     :param overwrite_reference: where someone else chose the action, replace ``vla_ref`` by it (as the paper does),
         not only the target of the actor's pull; ``offline`` rows keep theirs
     :raises ValueError: for settings out of range, or a share of ``offline`` without rows in it
@@ -86,6 +94,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
         offline: ChunkRows | None = None,
         offline_ratio: float = 0.0,
         overwrite_reference: bool = False,
+        keep_interventions: bool = False,
     ):
         if not isinstance(n_steps, int | np.integer) or n_steps < 1:
             raise ValueError(f"n_steps must be an integer >= 1 (number of chunks in a return), got {n_steps!r}.")
@@ -105,6 +114,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
         self.stride = stride
         self.stratified = stratified
         self.overwrite_reference = overwrite_reference
+        self.keep_interventions = keep_interventions
         self.z_rl_dtype = z_rl_dtype
         self._lock = threading.RLock()
         self.reset()
@@ -130,11 +140,12 @@ class ChunkReplayBuffer(DictReplayBuffer):
 
         :param offline: the rows, or None
         :param ratio: their share of each batch, in [0, 1]
-        :raises ValueError: if the share is out of range, or positive without rows, or if the rows have other shapes
+        :raises ValueError: if the share is out of range, or positive without rows, if the rows have other shapes, or
+            if interventions have no room in them
         """
         if not 0.0 <= ratio <= 1.0:
             raise ValueError(f"offline_ratio must be in [0, 1] (share of each batch), got {ratio!r}.")
-        if ratio > 0.0 and (offline is None or offline.count == 0):
+        if ratio > 0.0 and not self.keep_interventions and (offline is None or offline.count == 0):
             raise ValueError(
                 f"offline_ratio is {ratio} but there are no offline rows: give transitions (`rlt encode-demos` writes "
                 "them from demonstrations) or set it to 0."
@@ -145,6 +156,11 @@ class ChunkReplayBuffer(DictReplayBuffer):
                 raise ValueError(
                     f"The offline rows have the shapes {theirs}, this environment {mine}: they were made with another "
                     "chunk length, VLA or RL token. Write them again with those of the environment."
+                )
+            if self.keep_interventions and offline.size - offline.kept < 2:
+                raise ValueError(
+                    f"keep_interventions needs two or more free slots in the offline rows, got "
+                    f"{offline.size - offline.kept}: make them with more than they must keep."
                 )
         self.offline, self.offline_ratio = offline, float(ratio)
 
@@ -236,9 +252,10 @@ class ChunkReplayBuffer(DictReplayBuffer):
         truncated: bool,
         info: Mapping[str, Any],
     ) -> None:
-        rows, lane = self.rows, self.lanes[index]
+        rows, lane, first = self.rows, self.lanes[index], self.rows.written
         if lane is not None and not rows.holds(lane.slot, obs, index):
             lane = None
+        numbers, copies = (lane.numbers, lane.copies) if lane is not None else ([], {})
         slot = lane.slot if lane is not None else rows.put_observation(obs, index)
         starts: dict[int, int] = {}  # control step in this chunk -> slot of its observation
         if self.stride is not None:
@@ -246,24 +263,41 @@ class ChunkReplayBuffer(DictReplayBuffer):
             starts = {step: rows.put_observation(info["inner_obs"], n) for n, step in enumerate(inner)}
         next_slot = rows.put_observation(next_obs, index)
         ends = (next_slot, done and not truncated, done and truncated)
+        numbers.extend(range(first, rows.written))
         task = int(info.get("task_id", 0))
-        self._complete(slot, chunk, *ends, task)
+        self._complete(copies, slot, chunk, *ends, task)
         for open_slot, step in lane.inner if lane is not None else ():
             assert lane is not None
             window = join_chunks(lane.chunk, chunk, step)
             goes_on = step in starts and window.steps == self.chunk_length
-            self._complete(open_slot, window, *((starts[step], False, False) if goes_on else ends), task)
+            self._complete(copies, open_slot, window, *((starts[step], False, False) if goes_on else ends), task)
         if done or chunk.steps < self.chunk_length:
             for step, open_slot in starts.items():
-                self._complete(open_slot, join_chunks(chunk, None, step), *ends, task)
+                self._complete(copies, open_slot, join_chunks(chunk, None, step), *ends, task)
             starts = {}
-        self.lanes[index] = None if done else Lane(next_slot, chunk, [(s, step) for step, s in starts.items()])
+        if done and info.get("is_success", chunk.rewards.sum() > 0):
+            rows.mark_success(numbers)
+            if copies and self.offline is not None:
+                self.offline.mark_success(list(copies.values()))
+        inner_rows = [(s, step) for step, s in starts.items()]
+        self.lanes[index] = None if done else Lane(next_slot, chunk, inner_rows, numbers, copies)
 
-    def _complete(self, slot: int, chunk: Chunk, next_slot: int, terminated: bool, truncated: bool, task: int) -> None:
+    def _complete(
+        self,
+        copies: dict[int, int],
+        slot: int,
+        chunk: Chunk,
+        next_slot: int,
+        terminated: bool,
+        truncated: bool,
+        task: int,
+    ) -> None:
         self.rows.put_chunk(
             slot, chunk.actions, chunk.rewards, chunk.steps, next_slot, terminated, truncated, task, chunk.human
         )
         self.rows_stored += 1
+        if self.keep_interventions and self.offline is not None and chunk.human.any():
+            copy_row(self.rows, slot, self.offline, copies, self.overwrite_reference)
 
     def end_trajectories(self) -> None:
         """
@@ -296,8 +330,10 @@ class ChunkReplayBuffer(DictReplayBuffer):
         :return: the batches; each by itself is drawn as by :meth:`sample`
         :raises ValueError: if the buffer is empty
         """
-        n_offline = round(batch_size * self.offline_ratio)
         with self._lock:
+            n_offline = 0
+            if self.offline is not None and self.offline.count:
+                n_offline = round(batch_size * self.offline_ratio)
             if self.size() == 0 and n_offline < batch_size:
                 raise ValueError("The replay buffer is empty: store transitions before sampling.")
             parts: list[tuple[ChunkRows, int]] = [(self.rows, batch_size - n_offline)]
@@ -340,12 +376,12 @@ class ChunkReplayBuffer(DictReplayBuffer):
         return chosen.gather(slots, self.n_steps, self.gamma, self.device, overwrite)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The lock stays here, and the offline rows, which have a file of their own."""
+        """The lock stays here, and the offline rows, unless something was added to what is in their file."""
         state = {key: value for key, value in self.__dict__.items() if key != "_lock"}
-        return state | {"offline": None, "offline_ratio": 0.0}
+        return state if self.keep_interventions else state | {"offline": None, "offline_ratio": 0.0}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update({"keep_interventions": False} | state)
         self._lock = threading.RLock()
 
 

@@ -32,11 +32,15 @@ class Lane:
     :param slot: slot of the observation after the newest chunk
     :param chunk: the newest chunk
     :param inner: rows that began inside it and are not complete yet: (slot, control step)
+    :param numbers: the observations of the episode so far, counted as they were written
+    :param copies: see :func:`~rlt_sb3.common.takeovers.copy_row`
     """
 
     slot: int
     chunk: Chunk
     inner: list[tuple[int, int]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    copies: dict[int, int] = field(default_factory=dict)
 
 
 def join_chunks(before: Chunk, after: Chunk | None, start: int) -> Chunk:

@@ -8,23 +8,28 @@ from pathlib import Path
 import numpy as np
 from gymnasium import spaces
 
+from rlt_sb3.common.buffers import ChunkReplayBuffer
 from rlt_sb3.common.rows import ChunkRows
 
 FORMAT = "rlt-transitions-1"
 
-_COLUMNS = ("actions", "step_rewards", "chunk_steps", "next_row", "terminated", "task_ids", "intervention")
+_COLUMNS = (
+    "actions", "step_rewards", "chunk_steps", "next_row", "terminated", "task_ids", "intervention", "successful",
+)  # fmt: skip
 
 
-def load_transitions(path: str | os.PathLike[str], observation_space: spaces.Dict) -> ChunkRows:
+def load_transitions(path: str | os.PathLike[str], observation_space: spaces.Dict, room: int = 0) -> ChunkRows:
     """
     Read a file of transitions.
 
     It is a safetensors file with ``obs/<key>`` (R, ...) for every key of the observation, ``actions`` (R, C, d),
     ``step_rewards`` (R, C), ``chunk_steps`` (R,; 0: an observation only), ``next_row`` (R,), the row whose observation
-    is the next one, ``terminated`` and, optionally, ``truncated`` (R,), ``task_ids`` (R,), ``intervention`` (R, C).
+    is the next one, ``terminated`` and, optionally, ``truncated`` (R,), ``task_ids`` (R,), ``intervention`` (R, C),
+    ``successful`` (R,), whether the row's episode ended in success.
 
     :param path: the file
     :param observation_space: flat Dict space of the environment
+    :param room: further slots, for rows to be added
     :return: the rows
     :raises ValueError: if the file is missing, unreadable, of another layout, or does not fit the observation space
     """
@@ -61,10 +66,11 @@ def load_transitions(path: str | os.PathLike[str], observation_space: spaces.Dic
         raise ValueError(f"{file}: next_row or chunk_steps is out of range; write it again.")
     half = arrays["obs/z_rl"].dtype == np.float16 if "obs/z_rl" in arrays else False
     length, dims = actions.shape[1:]
-    rows = ChunkRows(max(size, 1), observation_space, length, dims, "float16" if half else "float32")
+    rows = ChunkRows(room, observation_space, length, dims, "float16" if half else "float32", kept=max(size, 1))
     for name, array in rows.obs.items():
         array[:size] = arrays[f"obs/{name}"]
-    rows.written = size
+    rows.written = rows.kept
+    rows.successful[:size] = arrays["successful"]
     truncated = arrays.get("truncated", np.zeros(size, dtype=bool))
     for slot in np.flatnonzero(steps > 0):
         rows.put_chunk(
@@ -81,6 +87,25 @@ def load_transitions(path: str | os.PathLike[str], observation_space: spaces.Dic
     return rows
 
 
+def attach_offline(buffer: ChunkReplayBuffer, path: str | None, ratio: float, room: int) -> None:
+    """
+    Give a buffer its offline rows, unless it has some already.
+
+    :param buffer: the buffer
+    :param path: file of :func:`load_transitions`; None for none
+    :param ratio: their share of each batch
+    :param room: slots for rows to be added
+    """
+    rows, space, mine = buffer.offline, buffer.observation_space, buffer.rows
+    assert isinstance(space, spaces.Dict)
+    if rows is None and path is not None:
+        rows = load_transitions(path, space, room)
+    elif rows is None and room:
+        rows = ChunkRows(room, space, mine.chunk_length, mine.action_dim, buffer.z_rl_dtype)
+    if rows is not None:
+        buffer.set_offline(rows, ratio)
+
+
 def save_transitions(path: str | os.PathLike[str], rows: ChunkRows, provenance: dict | None = None) -> None:
     """
     Write rows, e.g. ``model.replay_buffer.rows`` of a run, in the form that :func:`load_transitions` reads.
@@ -94,7 +119,7 @@ def save_transitions(path: str | os.PathLike[str], rows: ChunkRows, provenance: 
     used = min(rows.written, rows.size)
     is_row = rows.is_row(np.arange(used))
     arrays = {f"obs/{key}": value[:used] for key, value in rows.obs.items()}
-    for name in ("actions", "step_rewards", "terminated", "truncated", "task_ids", "intervention"):
+    for name in ("actions", "step_rewards", "terminated", "truncated", "task_ids", "intervention", "successful"):
         arrays[name] = getattr(rows, name)[:used]
     arrays["chunk_steps"] = np.where(is_row, rows.chunk_steps[:used], 0).astype(np.int16)
     arrays["next_row"] = np.where(is_row, rows.next_slot[:used], 0).astype(np.int32)

@@ -24,6 +24,7 @@ class ChunkBatch(NamedTuple):
     :param bc_target: (B, C*d), what the actor is pulled to: ``vla_ref``, or the executed action where a human or
         an expert had taken over
     :param task_ids: (B,) int64
+    :param successful: (B, 1), 1 where the row's episode is known to have ended in success
     """
 
     observations: TensorDict
@@ -35,6 +36,7 @@ class ChunkBatch(NamedTuple):
     mask: th.Tensor
     bc_target: th.Tensor
     task_ids: th.Tensor
+    successful: th.Tensor
 
 
 def join_batches(batches: Sequence[ChunkBatch]) -> ChunkBatch:
@@ -131,11 +133,12 @@ class ChunkRows:
     always filled later, so the ring overwrites it later, and no pointer of a living row can dangle. The final
     observation of an episode takes a slot of its own. Memory is fixed: :attr:`bytes_per_slot` times the slots.
 
-    :param size: number of slots
+    :param size: number of slots that are used in turn
     :param observation_space: flat Dict space
     :param chunk_length: control steps per chunk, C
     :param action_dim: numbers per control step, d
     :param z_rl_dtype: "float32", or "float16" to keep ``z_rl`` in half the memory
+    :param kept: further slots, written first and never overwritten
     :raises ValueError: for another ``z_rl_dtype``
     """
 
@@ -146,12 +149,13 @@ class ChunkRows:
         chunk_length: int,
         action_dim: int,
         z_rl_dtype: str = "float32",
+        kept: int = 0,
     ):
         if z_rl_dtype not in ("float32", "float16"):
             raise ValueError(f"z_rl_dtype must be 'float32' or 'float16', got {z_rl_dtype!r}.")
-        self.size = int(size)
+        self.size, self.kept = int(size) + int(kept), int(kept)
         self.chunk_length, self.action_dim = chunk_length, action_dim
-        self.written = 0  # observations ever written; the next one goes to slot written % size
+        self.written = 0  # observations ever written
         self.obs: dict[str, np.ndarray] = {}
         for key, space in observation_space.spaces.items():
             assert space.shape is not None
@@ -165,6 +169,7 @@ class ChunkRows:
         self.chunk_steps = np.zeros(self.size, dtype=np.int16)
         self.terminated = np.zeros(self.size, dtype=bool)
         self.truncated = np.zeros(self.size, dtype=bool)
+        self.successful = np.zeros(self.size, dtype=bool)  # the episode is over and was a success
         self.task_ids = np.zeros(self.size, dtype=np.int32)
         self.next_slot = np.zeros(self.size, dtype=np.int32)
         self.rows = _TaskRows(self.size)
@@ -197,20 +202,36 @@ class ChunkRows:
 
     # ------------------------------------------------------------------------------------------------- writing
 
-    def put_observation(self, obs: Mapping[str, np.ndarray], index: int) -> int:
+    def slot_of(self, number: int) -> int:
+        """
+        :param number: an observation, counted from 0 in the order of writing
+        :return: the slot that it was or will be written to
+        """
+        return number if number < self.kept else self.kept + (number - self.kept) % (self.size - self.kept)
+
+    def living(self, number: int, room: int = 0) -> bool:
+        """
+        :param number: an observation that was written, counted from 0
+        :param room: observations still to be written
+        :return: whether it has not been overwritten, and will not be by those
+        """
+        return number < self.kept or number >= self.written + room - (self.size - self.kept)
+
+    def put_observation(self, obs: Mapping[str, np.ndarray], index: int | None) -> int:
         """
         Write an observation to the oldest slot.
 
-        :param obs: batched observations
-        :param index: which one of the batch
+        :param obs: observations
+        :param index: which one, if they are a batch
         :return: the slot
         """
-        slot = self.written % self.size
+        slot = self.slot_of(self.written)
         if self.rows.where[slot] >= 0:
             self.rows.remove(slot, int(self.task_ids[slot]))
         for key, array in self.obs.items():
-            array[slot] = obs[key][index]
+            array[slot] = obs[key] if index is None else obs[key][index]
         self.intervention[slot] = False  # read together with the observation, also before there is a chunk
+        self.successful[slot] = False
         self.written += 1
         return slot
 
@@ -262,6 +283,14 @@ class ChunkRows:
         if intervention is not None:
             self.intervention[slot] = intervention
         self.rows.add(slot, task_id)
+
+    def mark_success(self, numbers: Sequence[int]) -> None:
+        """
+        Say that an episode has ended in success.
+
+        :param numbers: its observations, counted from 0 in the order of writing; overwritten ones may be among them
+        """
+        self.successful[[self.slot_of(number) for number in numbers if self.living(number)]] = True
 
     # ------------------------------------------------------------------------------------------------- reading
 
@@ -331,6 +360,7 @@ class ChunkRows:
             mask=th.as_tensor(mask, device=device),
             bc_target=bc_target,
             task_ids=th.as_tensor(self.task_ids[slots].astype(np.int64), device=device),
+            successful=column(self.successful[slots]),
         )
 
     def _bc_target(
@@ -368,6 +398,8 @@ class ChunkRows:
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        older: dict[str, Any] = {"kept": 0, "successful": np.zeros(0, dtype=bool)}  # files without labels
+        state = older | state
         size = state["size"]
 
         def grow(array: np.ndarray) -> np.ndarray:

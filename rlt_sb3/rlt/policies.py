@@ -131,6 +131,7 @@ class RLTFeatures(BaseFeaturesExtractor):
     flips its sign from one step to the next and the matrix does not), and the finger joints are ``(q -+ 0.02) / 0.02``.
 
     :param observation_space: Dict with ``z_rl`` (D,) and ``proprio`` (P,)
+    :param token_input: False leaves ``z_rl`` out (ablation: proprio only)
     :param proprio_norm: "auto" ("libero" if P is 8, else "none"), "libero", "none", or (centre, scale)
     :raises ValueError: for any other ``proprio_norm``
     """
@@ -142,6 +143,7 @@ class RLTFeatures(BaseFeaturesExtractor):
         self,
         observation_space: spaces.Dict,
         proprio_norm: str | tuple[Sequence[float], Sequence[float]] = "auto",
+        token_input: bool = True,
     ):
         token_dim = int(observation_space["z_rl"].shape[0])  # type: ignore[index]
         size = int(observation_space["proprio"].shape[0])  # type: ignore[index]
@@ -152,8 +154,8 @@ class RLTFeatures(BaseFeaturesExtractor):
         rotation = proprio_norm == "libero"
         if rotation and size != 8:
             raise ValueError(f"proprio_norm='libero' needs 8 numbers (position, axis-angle, fingers), got {size}.")
-        super().__init__(observation_space, token_dim + (11 if rotation else size))
-        self.rotation = rotation
+        super().__init__(observation_space, token_dim * token_input + (11 if rotation else size))
+        self.rotation, self.token_input = rotation, token_input
         self.token_norm = nn.LayerNorm(token_dim, elementwise_affine=False)
         if self.rotation:
             center: Sequence[float] = LIBERO_POSITION_CENTER + LIBERO_GRIPPER_CENTER
@@ -173,13 +175,13 @@ class RLTFeatures(BaseFeaturesExtractor):
         """
         if "features" in observations:
             return observations["features"]
-        token = self.token_norm(observations["z_rl"].float())
+        token = [self.token_norm(observations["z_rl"].float())] if self.token_input else []
         proprio = observations["proprio"].float()
         if not self.rotation:
-            return th.cat([token, (proprio - self.center) * self.inverse_scale], dim=1)
+            return th.cat([*token, (proprio - self.center) * self.inverse_scale], dim=1)
         linear = th.cat([proprio[:, :3], proprio[:, 6:]], dim=1)
         linear = (linear - self.center) * self.inverse_scale
-        return th.cat([token, linear, rotation_columns(proprio[:, 3:6])], dim=1)
+        return th.cat([*token, linear, rotation_columns(proprio[:, 3:6])], dim=1)
 
 
 def rotation_columns(axis_angle: th.Tensor) -> th.Tensor:
@@ -223,6 +225,7 @@ class RLTActor(Actor):
     :param activation_fn: activation
     :param normalize_images: unused, there are no pictures
     :param mode: "residual" or "direct"
+    :param reference_input: False: ``f`` does not see ``vla_ref`` (ablation; "residual" still adds to it)
     """
 
     def __init__(
@@ -235,6 +238,7 @@ class RLTActor(Actor):
         activation_fn: type[nn.Module] = nn.ReLU,
         normalize_images: bool = True,
         mode: str = "residual",
+        reference_input: bool = True,
     ):
         super(Actor, self).__init__(
             observation_space,
@@ -247,8 +251,10 @@ class RLTActor(Actor):
         self.features_dim = features_dim
         self.activation_fn = activation_fn
         self.mode = mode
+        self.reference_input = reference_input
         action_dim = get_action_dim(self.action_space)
-        self.mu = nn.Sequential(*create_mlp(features_dim + action_dim, action_dim, net_arch, activation_fn))
+        input_dim = features_dim + action_dim * reference_input
+        self.mu = nn.Sequential(*create_mlp(input_dim, action_dim, net_arch, activation_fn))
         if mode == "residual":
             last = self.mu[-1]
             assert isinstance(last, nn.Linear)
@@ -256,20 +262,21 @@ class RLTActor(Actor):
             nn.init.zeros_(last.bias)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        return super()._get_constructor_parameters() | {"mode": self.mode}
+        return super()._get_constructor_parameters() | {"mode": self.mode, "reference_input": self.reference_input}
 
     def forward(self, obs: TensorDict, keep_reference: th.Tensor | None = None) -> th.Tensor:  # type: ignore[override]
         """
         :param obs: ``z_rl`` (B, D), ``proprio`` (B, P), ``vla_ref`` (B, C, d)
         :param keep_reference: reference dropout, (B, 1) of 0 (replace the whole reference chunk by zeros) and 1;
-            given by the actor update only
+            given by the actor update only. It has no effect on an actor without reference input.
         :return: chunks, flat, (B, C*d) in [-1, 1]
         """
         reference = obs["vla_ref"].float().flatten(1)
-        if keep_reference is not None:
-            reference = reference * keep_reference
         features = self.features_extractor(obs)
-        output = self.mu(th.cat([features, reference], dim=1))
+        if self.reference_input:
+            reference = reference if keep_reference is None else reference * keep_reference
+            features = th.cat([features, reference], dim=1)
+        output = self.mu(features)
         return AntiWindupClamp.apply(reference + output if self.mode == "residual" else output)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
@@ -356,6 +363,7 @@ class RLTPolicy(TD3Policy):
     :param optimizer_kwargs: for the optimizers, without the learning rate
     :param n_critics: number of Q-functions
     :param actor_mode: "residual" or "direct", see :class:`RLTActor`
+    :param reference_input: whether the actor's network sees ``vla_ref``
     :param layer_norm: LayerNorm in the critics
     :param act_with: what plays, in rollouts and evaluation: "target", the slow copy of the actor, or "online" (TD3)
     :param trials: evaluation plays the last actor that was approved (:meth:`approve`) instead, first the untrained one
@@ -380,6 +388,7 @@ class RLTPolicy(TD3Policy):
         optimizer_kwargs: dict[str, Any] | None = None,
         n_critics: int = 5,
         actor_mode: str = "residual",
+        reference_input: bool = True,
         layer_norm: bool = True,
         act_with: str = "target",
         trials: bool = False,
@@ -408,7 +417,7 @@ class RLTPolicy(TD3Policy):
         )
         self.net_arch = net_arch if net_arch is not None else [256, 256]
         self.activation_fn = activation_fn
-        self.actor_mode = actor_mode
+        self.actor_mode, self.reference_input = actor_mode, reference_input
         self.layer_norm = layer_norm
         self.act_with = act_with
         self.trials = trials
@@ -421,7 +430,7 @@ class RLTPolicy(TD3Policy):
             "activation_fn": self.activation_fn,
             "normalize_images": normalize_images,
         }
-        self.actor_kwargs = self.net_args | {"mode": actor_mode}
+        self.actor_kwargs = self.net_args | {"mode": actor_mode, "reference_input": reference_input}
         self.critic_kwargs = self.net_args | {
             "n_critics": n_critics,
             "net_arch": critic_arch,
@@ -440,7 +449,8 @@ class RLTPolicy(TD3Policy):
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
         del data["share_features_extractor"]
-        return data | {name: getattr(self, name) for name in ("actor_mode", "layer_norm", "act_with", "trials")}
+        names = ("actor_mode", "reference_input", "layer_norm", "act_with", "trials")
+        return data | {name: getattr(self, name) for name in names}
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         # Exploration noise belongs to the collection of rollouts (RLT._sample_action).

@@ -22,18 +22,19 @@ from stable_baselines3.common.type_aliases import (
     Schedule,
     TrainFreq,
 )
+from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.td3.td3 import TD3
 
 from rlt_sb3.common.buffers import ChunkReplayBuffer
 from rlt_sb3.common.chunks import chunk_stats, executed_chunks
 from rlt_sb3.common.hardware import cpu_has_bfloat16
-from rlt_sb3.common.offline import load_transitions
+from rlt_sb3.common.offline import attach_offline
 from rlt_sb3.common.q_gap import QGapTracker
 from rlt_sb3.common.rows import ChunkBatch
 from rlt_sb3.rlt.batches import training_batches
 from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy
-from rlt_sb3.rlt.settings import check_settings
+from rlt_sb3.rlt.settings import check_settings, policy_settings
 from rlt_sb3.rlt.spaces import check_spaces
 from rlt_sb3.rlt.trials import Trials
 
@@ -57,7 +58,8 @@ class RLT(TD3):
 
     .. math:: -Q(s, a) + \text{bc\_coef} \cdot \tfrac{1}{C d} \lVert a - \text{vla\_ref} \rVert^2 .
 
-    The paper writes the distance as a sum: its beta is ``bc_coef / (C * d)`` (20 is 0.36 for C=8, d=7).
+    The paper writes the distance as a sum: its beta is ``bc_coef / (C * d)`` (20 is 0.36 for C=8, d=7). Both are meant
+    for rewards that add up to at most 1: with a success that pays r, ``r * bc_coef`` weighs as much.
 
     To get the paper's own recipe: ``actor_mode="direct", n_critics=2, n_steps=1, utd=5, critic_warmup_updates=0,
     q_bounds=None``. The defaults differ because that recipe first falls below the VLA: here the untrained actor plays
@@ -79,7 +81,10 @@ class RLT(TD3):
     :param policy_delay: critic updates per actor and target update, counted over the whole life of the model
     :param target_policy_noise: standard deviation of the noise on target actions
     :param target_noise_clip: its limit
-    :param bc_coef: weight of the *mean* squared distance to the VLA's chunk
+    :param bc_coef: weight of the *mean* squared distance, over the C*d numbers, to the VLA's chunk; a number or a
+        schedule (a function of the progress remaining, which falls from 1 to 0 over ``total_timesteps``)
+    :param bc_failure_weight: the pull is multiplied by this in rows whose episode has not ended in success: 1 for all
+        rows alike, 0 for successful episodes only. Episodes still running, and those cut off, are no successes yet.
     :param reference_dropout: probability, per sample of an actor update, that the actor sees zeros for the whole
         reference chunk; never in :meth:`predict`, rollouts or targets
     :param exploration_std: standard deviation of the Gaussian noise in rollouts after ``learning_starts``; a number or
@@ -102,6 +107,8 @@ class RLT(TD3):
     :param n_target_critics: take the minimum over this many randomly chosen ones (REDQ), which is also cheaper;
         None: all
     :param actor_mode: "residual" (reference + correction that starts at zero) or "direct" (paper)
+    :param token_input: False: networks see ``proprio`` without ``z_rl`` (ablation)
+    :param reference_input: False: the actor's network does not see ``vla_ref`` (ablation)
     :param critic_precision: "float32", or "bfloat16" for the matrix products of the critics (parameters, losses and
         targets stay float32): about twice as fast on processors that have bfloat16 instructions, slower on others;
         "auto" asks the processor
@@ -111,7 +118,8 @@ class RLT(TD3):
     :param replay_buffer_class: a subclass of ``ChunkReplayBuffer``
     :param replay_buffer_kwargs: further arguments of the buffer; its ``stride`` is the environment's ``obs_stride``
     :param offline_data: file of transitions (``rlt encode-demos``), read when :meth:`learn` starts
-    :param offline_ratio: share of each batch that comes from ``offline_data``
+    :param offline_ratio: share of each batch that comes from ``offline_data`` and the rows of interventions
+    :param intervention_rows: keep rows in which someone took over beside ``offline_data`` as well, in so many slots
     :param stats_window_size: episodes over which rollout statistics and ``train/q_gap`` are averaged
     :param tensorboard_log: folder of TensorBoard logs
     :param policy_kwargs: further arguments of :class:`~rlt_sb3.rlt.policies.RLTPolicy`
@@ -146,7 +154,8 @@ class RLT(TD3):
         policy_delay: int = 2,
         target_policy_noise: float = 0.1,
         target_noise_clip: float = 0.2,
-        bc_coef: float = 20.0,
+        bc_coef: float | Schedule = 20.0,
+        bc_failure_weight: float = 1.0,
         reference_dropout: float = 0.5,
         exploration_std: float | list[float] = 0.05,
         noise_hold: bool = False,
@@ -159,6 +168,8 @@ class RLT(TD3):
         n_critics: int = 5,
         n_target_critics: int | None = None,
         actor_mode: str = "residual",
+        token_input: bool = True,
+        reference_input: bool = True,
         critic_precision: str = "float32",
         intervention_ref: str = "replace",
         action_noise: ActionNoise | None = None,
@@ -166,6 +177,7 @@ class RLT(TD3):
         replay_buffer_kwargs: dict[str, Any] | None = None,
         offline_data: str | None = None,
         offline_ratio: float = 0.0,
+        intervention_rows: int = 0,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -193,16 +205,18 @@ class RLT(TD3):
             target_noise_clip=target_noise_clip,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
-            policy_kwargs={"n_critics": n_critics, "actor_mode": actor_mode, "trials": trial_share > 0.0}
-            | (policy_kwargs or {}),
+            policy_kwargs=policy_settings(
+                policy_kwargs or {}, token_input,
+                n_critics=n_critics, actor_mode=actor_mode, reference_input=reference_input, trials=trial_share > 0.0,
+            ),
             verbose=verbose,
             seed=seed,
             device=device,
             _init_setup_model=False,
-        )
+        )  # fmt: skip
         self.utd = utd
         self.n_steps = n_steps
-        self.bc_coef = bc_coef
+        self.bc_coef, self.bc_failure_weight = bc_coef, bc_failure_weight
         self.reference_dropout = reference_dropout
         self.exploration_std = exploration_std
         self.noise_hold = noise_hold
@@ -215,9 +229,10 @@ class RLT(TD3):
         self.n_critics = self.policy_kwargs["n_critics"]
         self.n_target_critics = n_target_critics
         self.actor_mode = self.policy_kwargs["actor_mode"]
+        self.token_input, self.reference_input = token_input, self.policy_kwargs["reference_input"]
         self.critic_precision, self.intervention_ref = critic_precision, intervention_ref
-        self.offline_data = offline_data
-        self.offline_ratio = offline_ratio
+        self.offline_data, self.offline_ratio = offline_data, offline_ratio
+        self.intervention_rows = intervention_rows
         # critic updates owed to rows already stored
         self._update_credit = 0.0
         span = 1.0 if q_bounds is None else q_bounds[1] - q_bounds[0]
@@ -240,11 +255,6 @@ class RLT(TD3):
         if self._vec_normalize_env is not None:
             raise ValueError(
                 "VecNormalize does not go with RLT: vla_ref must stay as it is; RLT normalises its own inputs."
-            )
-        if self.replay_buffer_class is not None and not issubclass(self.replay_buffer_class, ChunkReplayBuffer):
-            raise ValueError(
-                f"replay_buffer_class must be a subclass of ChunkReplayBuffer (discounts per control step), "
-                f"got {self.replay_buffer_class.__name__}."
             )
         check_settings(self)
         if self.q_bounds is not None:
@@ -273,9 +283,9 @@ class RLT(TD3):
             return None
 
     def _buffer_settings(self) -> dict[str, Any]:
-        replace = self.intervention_ref == "replace"
         settings = {"n_steps": self.n_steps, "gamma": self.gamma, "stride": self._stride()}
-        return settings | {"overwrite_reference": replace}
+        replace, keep = self.intervention_ref == "replace", self.intervention_rows > 0
+        return settings | {"overwrite_reference": replace, "keep_interventions": keep}
 
     # ---------------------------------------------------------------- rollouts
 
@@ -322,11 +332,8 @@ class RLT(TD3):
         if reset_num_timesteps:
             self._q_gap.control_steps = 0
         self.end_trajectories()
-        buffer = self.replay_buffer
-        if self.offline_data is not None and isinstance(buffer, ChunkReplayBuffer):
-            assert isinstance(self.observation_space, spaces.Dict)
-            rows = buffer.offline or load_transitions(self.offline_data, self.observation_space)
-            buffer.set_offline(rows, self.offline_ratio)
+        if self.offline_ratio > 0.0 and isinstance(self.replay_buffer, ChunkReplayBuffer):
+            attach_offline(self.replay_buffer, self.offline_data, self.offline_ratio, self.intervention_rows)
         return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
 
     def end_trajectories(self) -> None:
@@ -443,7 +450,7 @@ class RLT(TD3):
             loss = th.stack(critic_stats)[:, 0].mean().item()
             self.logger.record_mean("train/td_error", (loss / self.n_critics) ** 0.5)
         if actor_stats:
-            actor_names = ("actor_loss", "actor_q", "bc_loss", "bc_distance")
+            actor_names = ("actor_loss", "actor_q", "bc_loss", "bc_distance", "bc_coef", "successful_rows")
             for name, value in zip(actor_names, th.stack(actor_stats).mean(0).tolist(), strict=True):
                 self.logger.record_mean(f"train/{name}", value)
 
@@ -483,7 +490,8 @@ class RLT(TD3):
         """
         :param batch: rows
         :param follow_q: False leaves only the pull towards the VLA's chunks
-        :return: loss, mean Q, mean squared distance to the VLA's chunks, mean distance per sample (norm over C*d)
+        :return: loss, mean Q, mean squared distance to the VLA's chunks, mean distance per sample (norm over C*d), the
+            pull's weight, share of the rows that belong to successful episodes
         """
         observations = batch.observations
         bc_target = batch.bc_target  # vla_ref, but the executed action where someone else chose it
@@ -493,8 +501,12 @@ class RLT(TD3):
         actions = self.actor(observations, keep)
         squared = (actions - bc_target).pow(2)
         # reference dropout does not touch the target of the pull
-        bc_loss = squared.mean()
-        loss = self.bc_coef * bc_loss
+        bc_loss = pull = squared.mean()
+        if self.bc_failure_weight < 1.0:
+            # not divided by the sum of the weights: in each row the pull has to hold its own against Q
+            pull = (squared * (batch.successful + self.bc_failure_weight * (1.0 - batch.successful))).mean()
+        bc_coef = FloatSchedule(self.bc_coef)(self._current_progress_remaining)
+        loss = bc_coef * pull
         actor_q = th.zeros((), device=self.device)
         if follow_q:
             # only the gradient with respect to the action is needed: a third of the work less
@@ -506,7 +518,8 @@ class RLT(TD3):
         loss.backward()
         self.actor.optimizer.step()
         with th.no_grad():
-            return th.stack([loss, actor_q, bc_loss, squared.sum(1).sqrt().mean()])
+            distance, weight = squared.sum(1).sqrt().mean(), th.tensor(bc_coef, device=self.device)
+            return th.stack([loss, actor_q, bc_loss, distance, weight, batch.successful.mean()])
 
     def _actor_q(self, observations: dict[str, th.Tensor], actions: th.Tensor) -> th.Tensor:
         members = slice(1) if self.actor_q == "first" else None

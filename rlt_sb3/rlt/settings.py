@@ -4,6 +4,9 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from stable_baselines3.common.utils import FloatSchedule
+
+from rlt_sb3.common.buffers import ChunkReplayBuffer
 
 ACTOR_Q = ("mean", "min", "first")
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -28,13 +31,18 @@ def check_settings(model: Any) -> None:
     require("learning_starts", model.learning_starts >= 0, ">= 0 (chunks)")
     require("n_steps", isinstance(model.n_steps, int) and model.n_steps >= 1, "an integer >= 1 (chunks)")
     require("policy_delay", isinstance(model.policy_delay, int) and model.policy_delay >= 1, "an integer >= 1")
-    require("bc_coef", model.bc_coef >= 0.0, ">= 0")
+    coefs = [_bc_coef(model, progress) for progress in (1.0, 0.5, 0.0)]
+    require("bc_coef", min(coefs) >= 0.0, ">= 0, or a schedule (progress remaining, from 1 to 0, to a number >= 0)")
+    require("bc_failure_weight", 0.0 <= model.bc_failure_weight <= 1.0, "in [0, 1]")
     require("reference_dropout", 0.0 <= model.reference_dropout <= 1.0, "in [0, 1] (a probability)")
     require("target_policy_noise", model.target_policy_noise >= 0.0, ">= 0")
     require("target_noise_clip", model.target_noise_clip >= 0.0, ">= 0")
     require("critic_warmup_updates", model.critic_warmup_updates >= 0, ">= 0")
     require("offline_ratio", 0.0 <= model.offline_ratio <= 1.0, "in [0, 1] (share of each batch)")
-    require("offline_data", model.offline_data or model.offline_ratio == 0.0, "a file, since offline_ratio is not 0")
+    rows, share = model.intervention_rows, model.offline_ratio
+    require("intervention_rows", rows == 0 or (isinstance(rows, int) and rows >= 2), "0, or an integer >= 2")
+    require("offline_ratio", share > 0.0 or rows == 0, "> 0, since intervention_rows is not 0")
+    require("offline_data", model.offline_data or rows or share == 0.0, "a file, since offline_ratio is not 0")
     require("trial_share", 0.0 <= model.trial_share <= 1.0, "in [0, 1] (a share of the episodes)")
     require("trial_window", isinstance(model.trial_window, int) and model.trial_window >= 1, "an integer >= 1")
     require("actor_starts", model.actor_starts >= 0, ">= 0")
@@ -56,3 +64,31 @@ def check_settings(model: Any) -> None:
             f"gradient_steps={model.gradient_steps} and utd={model.utd} both set the number of updates: "
             "pass utd=None to use gradient_steps."
         )
+    if model.replay_buffer_class is not None and not issubclass(model.replay_buffer_class, ChunkReplayBuffer):
+        raise ValueError(
+            f"replay_buffer_class must be a subclass of ChunkReplayBuffer (discounts per control step), "
+            f"got {model.replay_buffer_class.__name__}."
+        )
+
+
+def policy_settings(given: dict[str, Any], token_input: bool, **settings: Any) -> dict[str, Any]:
+    """
+    :param given: the user's ``policy_kwargs``, which win
+    :param token_input: see RLT
+    :param settings: settings of RLT that belong to the policy
+    :return: ``policy_kwargs``
+    """
+    merged = settings | given
+    if not token_input:
+        merged["features_extractor_kwargs"] = {"token_input": False} | (merged.get("features_extractor_kwargs") or {})
+    return merged
+
+
+def _bc_coef(model: Any, progress: float) -> float:
+    try:
+        return FloatSchedule(model.bc_coef)(progress)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"bc_coef must be a number or a schedule (progress remaining, from 1 to 0, to a number), got "
+            f"{model.bc_coef!r} ({error})."
+        ) from error

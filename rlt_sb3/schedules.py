@@ -1,0 +1,39 @@
+"""Schedules in configuration files: a mapping stands for a linear one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: Settings that Stable-Baselines3 or RLT take as a schedule.
+SCHEDULED = ("learning_rate", "bc_coef")
+
+
+def resolve_schedules(settings: dict[str, Any], setting: str) -> dict[str, Any]:
+    """
+    Replace ``{start: 20, end: 5}`` by Stable-Baselines3's ``LinearSchedule``.
+
+    The value goes from ``start`` to ``end`` while the first ``end_fraction`` (1 unless given) of the total number of
+    chunks is collected, and stays there.
+
+    :param settings: keyword arguments of an algorithm
+    :param setting: their name, for messages
+    :raises ValueError: for a mapping with other keys or values
+    """
+    from stable_baselines3.common.utils import LinearSchedule
+
+    out = dict(settings)
+    for key in SCHEDULED:
+        value = out.get(key)
+        if not isinstance(value, dict):
+            continue
+        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in value.values())
+        if not {"start", "end"} <= value.keys() <= {"start", "end", "end_fraction"} or not numbers:
+            raise ValueError(
+                f"{setting}.{key} must be a number or {{start: NUMBER, end: NUMBER, end_fraction: NUMBER}} (the last "
+                f"may be left out), got {value!r}."
+            )
+        end_fraction = float(value.get("end_fraction", 1.0))
+        if not 0.0 < end_fraction <= 1.0:
+            raise ValueError(f"{setting}.{key}.end_fraction must be in (0, 1] (share of the run), got {end_fraction}.")
+        out[key] = LinearSchedule(float(value["start"]), float(value["end"]), end_fraction)
+    return out
