@@ -356,12 +356,17 @@ def test_one_actor_update_against_numpy(actor_q, dropout):
         np.testing.assert_allclose(got, gradient, atol=1e-5)
 
 
-def test_targets_move_by_tau():
-    model, _ = oracle_model(tau=0.25)
-    online, target = [[p.clone() for p in net.parameters()] for net in (model.critic, model.critic_target)]
-    model._polyak(model.critic, model.critic_target)
-    for a, b, after in zip(online, target, model.critic_target.parameters(), strict=True):
-        assert th.allclose(after, 0.25 * a + 0.75 * b, atol=1e-6)
+@pytest.mark.parametrize("actor_tau", [None, 0.1])
+def test_targets_move_by_tau(actor_tau):
+    """One call with one update that reaches the actor: each slow copy goes its share of the way to the network."""
+    model = make_model(tau=0.25, actor_tau=actor_tau, policy_delay=1, critic_warmup_updates=0, learning_starts=8)
+    model.learn(40)
+    pairs = [(model.actor, model.actor_target, actor_tau or 0.25), (model.critic, model.critic_target, 0.25)]
+    before = [[p.clone() for p in target.parameters()] for _, target, _ in pairs]
+    model.train(gradient_steps=1, batch_size=32)
+    for (online, target, tau), old in zip(pairs, before, strict=True):
+        for a, b, after in zip(online.parameters(), old, target.parameters(), strict=True):
+            assert th.allclose(after, tau * a + (1 - tau) * b, atol=1e-6)
 
 
 def test_subset_of_target_critics():
@@ -598,7 +603,7 @@ OTHER = dict(
     buffer_size=200, gamma=0.97, utd=1.5, n_steps=2, policy_delay=3, target_policy_noise=0.05, target_noise_clip=0.1,
     bc_coef=7.0, reference_dropout=0.2, exploration_std=0.02, noise_hold=True, critic_warmup_updates=6,
     q_bounds=(-1.0, 2.0), actor_q="min", n_critics=4, n_target_critics=2, actor_mode="direct", learning_starts=10,
-    tau=0.01, train_freq=2, critic_precision="bfloat16", stats_window_size=7,
+    tau=0.01, actor_tau=0.02, train_freq=2, critic_precision="bfloat16", stats_window_size=7,
 )  # fmt: skip
 
 
@@ -691,7 +696,8 @@ def test_options_run(options):
 
 
 BAD = [
-    (dict(gamma=1.1), "gamma"), (dict(tau=0.0), "tau"), (dict(n_steps=0), "n_steps"), (dict(utd=0.0), "utd"),
+    (dict(gamma=1.1), "gamma"), (dict(tau=0.0), "tau"), (dict(actor_tau=2.0), "actor_tau"),
+    (dict(n_steps=0), "n_steps"), (dict(utd=0.0), "utd"),
     (dict(utd=2.0, gradient_steps=4), "utd=None"), (dict(bc_coef=-1.0), "bc_coef"), (dict(actor_q="max"), "actor_q"),
     (dict(reference_dropout=1.5), "reference_dropout"), (dict(exploration_std=-0.1), "exploration_std"),
     (dict(exploration_std=[0.1, 0.1]), "exploration_std"), (dict(q_bounds=(1.0, 0.0)), "q_bounds"),

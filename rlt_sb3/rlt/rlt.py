@@ -72,6 +72,8 @@ class RLT(TD3):
     :param learning_starts: rows collected first with the VLA's own chunks, exactly and without noise
     :param batch_size: rows per update
     :param tau: weight of the online networks in each target update
+    :param actor_tau: the same for the actor's slow copy, which plays and gives the target actions; None: ``tau``. A
+        small one (0.0015) keeps the policy from swinging after every change of the critics
     :param gamma: discount per control step
     :param train_freq: vector steps (or ``(n, "episode")``) between two calls of :meth:`train`
     :param gradient_steps: -1 (updates follow ``utd``), or, with ``utd=None``, critic updates per call of :meth:`train`
@@ -146,6 +148,7 @@ class RLT(TD3):
         learning_starts: int = 500,
         batch_size: int = 256,
         tau: float = 0.005,
+        actor_tau: float | None = None,
         gamma: float = 0.99,
         train_freq: int | tuple[int, str] = 1,
         gradient_steps: int = -1,
@@ -214,6 +217,7 @@ class RLT(TD3):
             device=device,
             _init_setup_model=False,
         )  # fmt: skip
+        self.actor_tau = actor_tau
         self.utd = utd
         self.n_steps = n_steps
         self.bc_coef, self.bc_failure_weight = bc_coef, bc_failure_weight
@@ -439,8 +443,8 @@ class RLT(TD3):
                 warming_up = self._warming_up
                 if not warming_up or self.actor_mode == "direct":
                     actor_stats.append(self._update_actor(batch, follow_q=not warming_up))
-                    self._polyak(self.actor, self.actor_target)
-                self._polyak(self.critic, self.critic_target)
+                    self._polyak(self.actor, self.actor_target, self.tau if self.actor_tau is None else self.actor_tau)
+                self._polyak(self.critic, self.critic_target, self.tau)
 
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         if critic_stats:
@@ -537,9 +541,9 @@ class RLT(TD3):
         with th.autocast(self.device.type, dtype=th.bfloat16, enabled=bfloat16):
             return critic.q_values(observations, actions, members).float()
 
-    def _polyak(self, online: th.nn.Module, target: th.nn.Module) -> None:
+    def _polyak(self, online: th.nn.Module, target: th.nn.Module, tau: float) -> None:
         with th.no_grad():  # all parameters in one call
-            th._foreach_lerp_(list(target.parameters()), list(online.parameters()), self.tau)
+            th._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)
 
     # ---------------------------------------------------------------- entry points
 

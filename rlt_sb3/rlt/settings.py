@@ -26,6 +26,7 @@ def check_settings(model: Any) -> None:
     assert isinstance(model.action_space, spaces.Box)
     require("gamma", 0.0 <= model.gamma <= 1.0, "in [0, 1] (discount per control step)")
     require("tau", 0.0 < model.tau <= 1.0, "in (0, 1]")
+    require("actor_tau", model.actor_tau is None or 0.0 < model.actor_tau <= 1.0, "None (as tau) or in (0, 1]")
     require("batch_size", model.batch_size >= 1, ">= 1")
     require("buffer_size", model.buffer_size >= 1, ">= 1")
     require("learning_starts", model.learning_starts >= 0, ">= 0 (chunks)")
