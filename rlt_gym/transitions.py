@@ -2,8 +2,10 @@
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from safetensors.numpy import save_file
 from tqdm import tqdm
 
 from rlt_gym.demos import Demo, DemoFile, expand_paths, resize_frames
+from rlt_gym.lerobot_data import LeRobotDemo, LeRobotFolder, is_lerobot
 from rlt_gym.rl_token import RLTokenEncoder, load_rl_token
 from rlt_gym.rl_token_env import check_chunk_length
 from rlt_gym.utils.files import atomic_write, git_commit
@@ -26,16 +29,22 @@ class EncodeDemosConfig:
     """
     What :func:`encode_demos` does.
 
-    :param demos: Demonstration files of ``rlt collect`` or of LIBERO itself, glob patterns or folders.
+    :param demos: Demonstration files of ``rlt collect`` or of LIBERO itself, glob patterns or folders; folders of
+        LeRobot datasets (versions 2 and 3, with the extra ``lerobot``).
     :param output: ``.safetensors`` file to write.
     :param vla: ``"mini"`` or a MiniVLA's ``.safetensors`` path; likewise ``rl_token``.
     :param rl_token: ``"auto"`` or a path.
     :param chunk_length: Control steps per row, that of the environment to train in.
     :param stride: A row begins every so many control steps; must divide ``chunk_length``.
-    :param task_ids: Task of each file, in sorted order of the files; ``None`` = what the files say, else 0, 1, ...
-    :param max_demos: Use at most so many demonstrations per file.
+    :param instructions: Only the demonstrations of these tasks, in this order for ``task_ids``; ``None`` = all.
+    :param task_ids: Task of each file, in sorted order of the files, then of each task of a LeRobot dataset; ``None`` =
+        what the files say (LeRobot's own numbers are not LIBERO's), else 0, 1, ...
+    :param max_demos: Use at most so many demonstrations per task.
     :param batch_size: Observations per forward pass.
     :param image_size: Frames are pooled to this edge first; ``None`` = as they are.
+    :param lerobot_columns: Names of a LeRobot dataset's columns where they are unusual: ``agentview``, ``wrist``,
+        ``state``, ``action``.
+    :param lerobot_rotated: Whether a LeRobot dataset's pictures stand upright (turned by 180 degrees against LIBERO's).
     :param device: Where VLA and encoder run.
     :param progress: Show a progress bar.
     """
@@ -46,10 +55,13 @@ class EncodeDemosConfig:
     rl_token: str = "auto"
     chunk_length: int = 8
     stride: int = 2
+    instructions: list[str] | None = None
     task_ids: list[int] | None = None
     max_demos: int | None = None
     batch_size: int = 64
     image_size: int | None = None
+    lerobot_columns: dict[str, str] | None = None
+    lerobot_rotated: bool = True
     device: str = "cpu"
     progress: bool = True
 
@@ -112,35 +124,24 @@ def encode_demos(
     vla = load_vla(config.vla if vla is None else vla, config.device)
     token = load_rl_token(config.rl_token if encoder is None else encoder, vla, config.device)
     check_chunk_length(config.chunk_length, vla)
-    paths = expand_paths(config.demos)
-    if config.task_ids is not None and len(config.task_ids) != len(paths):
-        raise ValueError(f"task_ids has {len(config.task_ids)} numbers for {len(paths)} files; it needs one for each.")
+    sources = _sources(config)
     columns: dict[str, list[np.ndarray]] = {}
     count = 0
-    for number, path in enumerate(paths):
-        with DemoFile(path) as file:
-            task_id = int(file.env_args.get("task_id", number)) if config.task_ids is None else config.task_ids[number]
-            if float(file.env_args.get("noise", 0.0)) > 0.0:
-                warnings.warn(
-                    f"{path.name} was collected with noise={file.env_args['noise']}: its actions are the expert's "
-                    "wishes, not exactly what was executed. Critics learn from such rows as from a noisy environment; "
-                    "collect with --noise 0 to avoid it.",
-                    stacklevel=2,
-                )
-            demos = list(file)[: config.max_demos]
-            for demo in tqdm(demos, desc=file.instruction, unit="demo", disable=not config.progress):
-                rows = cut_demo(demo.actions, bool(demo.attrs.get("success", True)), config.chunk_length, config.stride)
-                rows["next_row"] = rows["next_row"] + np.int32(count)
-                rows |= _tokens(demo, file.instruction, config, vla, token)
-                size = len(rows["actions"])
-                rows["task_ids"] = np.full(size, task_id, dtype=np.int32)
-                rows["successful"] = np.full(size, bool(demo.attrs.get("success", True)))
-                rows["intervention"] = np.arange(config.chunk_length) < rows["chunk_steps"][:, None]
-                count += size
-                for key, value in rows.items():
-                    columns.setdefault(key, []).append(value)
+    for source in sources:
+        demos = islice(source.demos(), config.max_demos)  # one at a time: the file is open while they are read
+        for demo in tqdm(demos, desc=source.instruction, unit="demo", disable=not config.progress):
+            rows = cut_demo(demo.actions, bool(demo.attrs.get("success", True)), config.chunk_length, config.stride)
+            rows["next_row"] = rows["next_row"] + np.int32(count)
+            rows |= _tokens(demo, source.instruction, config, vla, token)
+            size = len(rows["actions"])
+            rows["task_ids"] = np.full(size, source.task_id, dtype=np.int32)
+            rows["successful"] = np.full(size, bool(demo.attrs.get("success", True)))
+            rows["intervention"] = np.arange(config.chunk_length) < rows["chunk_steps"][:, None]
+            count += size
+            for key, value in rows.items():
+                columns.setdefault(key, []).append(value)
     if not columns or not sum(int((steps > 0).sum()) for steps in columns["chunk_steps"]):
-        raise ValueError(f"Nothing in {', '.join(path.name for path in paths)} gives a row: no demonstrations?")
+        raise ValueError(f"Nothing in {', '.join(source.name for source in sources)} gives a row: no demonstrations?")
     arrays = {key: np.ascontiguousarray(np.concatenate(parts)) for key, parts in columns.items()}
     provenance: dict[str, Any] = {
         "config": asdict(config),
@@ -151,12 +152,70 @@ def encode_demos(
     with atomic_write(config.output) as temporary:
         save_file(arrays, temporary, metadata={"format": FORMAT, "provenance": json.dumps(provenance, default=str)})
     if config.progress:
-        print(f"{int((arrays['chunk_steps'] > 0).sum())} rows of {len(paths)} files -> {config.output}")
+        print(f"{int((arrays['chunk_steps'] > 0).sum())} rows of {len(sources)} tasks -> {config.output}")
     return Path(config.output)
 
 
+@dataclass
+class _Source:
+    """
+    The demonstrations of one task in one file or dataset.
+
+    :param name: For messages.
+    :param instruction: Of the task.
+    :param task_id: That goes with its rows.
+    :param demos: Gives them, while it lasts: arrays are read from an open file.
+    """
+
+    name: str
+    instruction: str
+    task_id: int
+    demos: Callable[[], Iterable[Demo | LeRobotDemo]]
+
+
+def _sources(config: EncodeDemosConfig) -> list[_Source]:
+    """Everything that was asked for, in the order of ``task_ids``; nothing but headers has been read."""
+    folders = [Path(name) for name in config.demos if is_lerobot(Path(name))]
+    files = [name for name in config.demos if not is_lerobot(Path(name))]
+    sources = []
+    for number, path in enumerate(expand_paths(files) if files or not folders else []):
+        with DemoFile(path) as file:
+            task_id = int(file.env_args.get("task_id", number))
+            sources.append(_Source(path.name, file.instruction, task_id, partial(_read_file, path)))
+    for folder in folders:
+        dataset = LeRobotFolder(folder, config.lerobot_columns, config.lerobot_rotated)
+        for task_id, instruction in sorted(dataset.tasks.items()):
+            sources.append(_Source(folder.name, instruction, task_id, partial(dataset.demos, task_id)))
+    if config.instructions is not None:
+        known = [source.instruction for source in sources]
+        missing = sorted(set(config.instructions) - set(known))
+        if missing:
+            raise ValueError(f"There are no demonstrations of {missing}; there are some of {sorted(set(known))}.")
+        sources = [source for name in config.instructions for source in sources if source.instruction == name]
+    if config.task_ids is not None:
+        if len(config.task_ids) != len(sources):
+            raise ValueError(
+                f"task_ids has {len(config.task_ids)} numbers for {len(sources)} tasks; it needs one for each."
+            )
+        for source, task_id in zip(sources, config.task_ids, strict=True):
+            source.task_id = task_id
+    return sources
+
+
+def _read_file(path: Path) -> Iterator[Demo]:
+    with DemoFile(path) as file:
+        if float(file.env_args.get("noise", 0.0)) > 0.0:
+            warnings.warn(
+                f"{path.name} was collected with noise={file.env_args['noise']}: its actions are the expert's "
+                "wishes, not exactly what was executed. Critics learn from such rows as from a noisy environment; "
+                "collect with --noise 0 to avoid it.",
+                stacklevel=2,
+            )
+        yield from file
+
+
 def _tokens(
-    demo: Demo, instruction: str, config: EncodeDemosConfig, vla: FrozenVLA, encoder: RLTokenEncoder
+    demo: Demo | LeRobotDemo, instruction: str, config: EncodeDemosConfig, vla: FrozenVLA, encoder: RLTokenEncoder
 ) -> dict[str, np.ndarray]:
     """``obs/z_rl``, ``obs/vla_ref`` and ``obs/proprio`` of every stride-th observation."""
     frames = {camera: demo.frames(camera, config.stride) for camera in ("agentview", "wrist")}

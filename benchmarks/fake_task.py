@@ -1,0 +1,138 @@
+"""
+What each part of the method is worth on a small task without a simulator (``FakeRLTokenVectorEnv``).
+
+    python benchmarks/fake_task.py
+    python benchmarks/fake_task.py --only RLT "no pull (bc_coef 0)" --seeds 0
+
+The "VLA" of that task succeeds about half of the time: it leads straight to a place beside the goal. All variants get
+the same number of control steps and of critic updates, and are evaluated on the same initial states, which practice
+never sees. Writes ``benchmarks/results/fake_task.json`` and prints the table of the documentation.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import VecMonitor
+
+from rlt_gym.testing import FakeRLTokenVectorEnv
+from rlt_sb3 import RLT, GymnasiumVecEnv
+from rlt_sb3.evaluation import wilson_interval
+
+CHUNK, ENVS, STATES = 4, 8, 200
+CONTROL_STEPS = 14_400
+#: control steps of the VLA alone at the beginning
+WARM_UP = 1_600
+
+SETTINGS: dict[str, Any] = dict(
+    critic_warmup_updates=300,
+    bc_coef=1.0,
+    learning_rate=LinearSchedule(1e-3, 1e-4, 1.0),
+    exploration_std=0.1,
+    noise_hold=True,
+    batch_size=128,
+    tau=0.002,
+    utd=2.0,
+    policy_kwargs={"net_arch": [64, 64]},
+    device="cpu",
+)
+
+#: name -> what differs from SETTINGS; "chunk_length" is the environment's
+VARIANTS: dict[str, dict[str, Any]] = {
+    "RLT": {},
+    "no reference input": {"reference_input": False},
+    "no reference dropout": {"reference_dropout": 0.0},
+    "no pull (bc_coef 0)": {"bc_coef": 0.0},
+    "chunk length 1": {"chunk_length": 1},
+    "no RL token (proprio only)": {"token_input": False},
+    "time-outs taken for terminals": {"replay_buffer_kwargs": {"handle_timeout_termination": False}},
+    "pull on successes only": {"bc_failure_weight": 0.0},
+    "direct actor": {"actor_mode": "direct"},
+    "direct actor, no reference input (paper's ablation)": {"actor_mode": "direct", "reference_input": False},
+}
+
+
+def make_venv(n_envs: int, chunk_length: int, **kwargs: Any) -> VecMonitor:
+    """:return: the task, for Stable-Baselines3"""
+    env = FakeRLTokenVectorEnv(n_envs, chunk_length=chunk_length, **kwargs)
+    return VecMonitor(GymnasiumVecEnv(env), info_keywords=("is_success",))
+
+
+def successes(model: RLT, chunk_length: int, states: int = STATES) -> int:
+    """:return: solved initial states of the evaluation set"""
+    venv = make_venv(10, chunk_length, init_states="eval")
+    rewards = evaluate_policy(model, venv, n_eval_episodes=states, return_episode_rewards=True)[0]
+    return int(np.sum(np.asarray(rewards) > 0.5))
+
+
+def run(name: str, seed: int, control_steps: int = CONTROL_STEPS, states: int = STATES) -> dict[str, Any]:
+    """
+    Train one variant.
+
+    :param name: a key of :data:`VARIANTS`
+    :param seed: of the model and of the states of practice
+    :param control_steps: length of the practice, if every chunk is complete
+    :param states: evaluated initial states
+    :return: what it solved before and after, with CPU seconds
+    """
+    changes = dict(VARIANTS[name])
+    length = changes.pop("chunk_length", CHUNK)
+    settings = SETTINGS | {"learning_starts": WARM_UP // length, "utd": SETTINGS["utd"] * length / CHUNK} | changes
+    start = time.process_time()
+    model = RLT("MultiInputPolicy", make_venv(ENVS, length, seed=1000 * (seed + 1)), seed=seed, **settings)
+    before = successes(model, length, states)
+    model.learn(control_steps // length)
+    after = successes(model, length, states)
+    return {
+        "variant": name,
+        "seed": seed,
+        "before": before,
+        "after": after,
+        "states": states,
+        "chunks": model.num_timesteps,
+        "control_steps": model.num_control_steps,
+        "updates": model._n_updates,
+        "cpu_seconds": round(time.process_time() - start, 1),
+    }
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """:return: Markdown"""
+    lines = ["| variant | success | per seed | worst seed's 95 % interval |", "|---|---|---|---|"]
+    for name in dict.fromkeys(entry["variant"] for entry in results):
+        entries = [entry for entry in results if entry["variant"] == name]
+        rates = [entry["after"] / entry["states"] for entry in entries]
+        worst = min(entries, key=lambda entry: entry["after"])
+        low, high = wilson_interval(worst["after"], worst["states"])
+        each = ", ".join(f"{rate:.0%}" for rate in rates)
+        lines.append(f"| {name} | {np.mean(rates):.1%} | {each} | {low:.0%} to {high:.0%} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=list(VARIANTS), choices=list(VARIANTS), metavar="VARIANT")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "fake_task.json")
+    args = parser.parse_args()
+    th.set_num_threads(1)
+    results = []
+    for name in args.only:
+        for seed in args.seeds:
+            results.append(run(name, seed))
+            print(json.dumps(results[-1]), flush=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps({"command": "python benchmarks/fake_task.py", "runs": results}, indent=1) + "\n")
+    first = results[0]
+    print(f"\nbefore practice: {first['before']}/{first['states']}\n\n{table(results)}")
+
+
+if __name__ == "__main__":
+    main()
