@@ -160,7 +160,7 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
         )
     practice = {
         "rollout/success_rate": ("tab:orange", "training episodes (last 100)"),
-        "rollout/trial_success_rate": ("tab:purple", "noise-free trials of the actor that practises"),
+        "rollout/trial_success_rate": ("tab:purple", "noise-free trials"),
     }
     for key, (colour, name) in practice.items():
         if key in metrics:

@@ -366,7 +366,8 @@ class RLTPolicy(TD3Policy):
     :param reference_input: whether the actor's network sees ``vla_ref``
     :param layer_norm: LayerNorm in the critics
     :param act_with: what plays, in rollouts and evaluation: "target", the slow copy of the actor, or "online" (TD3)
-    :param trials: evaluation plays the last actor that was approved (:meth:`approve`) instead, first the untrained one
+    :param trials: evaluation plays the last actor that was approved (:meth:`approve`) instead, first the untrained one;
+        :meth:`nominate` puts an actor on trial
     """
 
     actor: RLTActor
@@ -439,10 +440,11 @@ class RLTPolicy(TD3Policy):
         }
         self._build(lr_schedule)
         if trials:
-            self.actor_approved = self.make_actor()
-            self.actor_approved.load_state_dict(self.actor.state_dict())
-            self.actor_approved.set_training_mode(False)
-            self.actor_approved.requires_grad_(False)
+            self.actor_approved, self.actor_on_trial = self.make_actor(), self.make_actor()
+            for copy in (self.actor_approved, self.actor_on_trial):
+                copy.load_state_dict(self.actor.state_dict())
+                copy.set_training_mode(False)
+                copy.requires_grad_(False)
         for target in (self.actor_target, self.critic_target):
             target.requires_grad_(False)
 
@@ -464,10 +466,13 @@ class RLTPolicy(TD3Policy):
         """
         return self.actor_target if self.act_with == "target" else self.actor
 
+    def nominate(self) -> None:
+        """The actor that practises goes on trial, as it is now."""
+        self.actor_on_trial.load_state_dict(self.candidate.state_dict())
+
     def approve(self) -> None:
-        """The actor that practises is what :meth:`predict` plays from now on, as it is now."""
-        if self.trials:
-            self.actor_approved.load_state_dict(self.candidate.state_dict())
+        """The actor on trial is what :meth:`predict` plays from now on."""
+        self.actor_approved.load_state_dict(self.actor_on_trial.state_dict())
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> RLTActor:
         """:return: a new actor"""

@@ -93,10 +93,10 @@ class RLT(TD3):
         one per action dimension (d,)
     :param noise_hold: draw one noise vector per chunk and hold it for its C steps (smooth motion) instead of
         independent noise at every step
-    :param trial_share: share of the training episodes that the actor plays without noise, as trials. With trials,
-        :meth:`predict` plays the VLA's chunk until an actor has beaten the VLA in them, and then the last actor that
-        has (see :class:`~rlt_sb3.rlt.trials.Trials`); 0: always the present actor
-    :param trial_window: trials in a row that are counted
+    :param trial_share: share of the training episodes that copies of the actor play without noise, as trials. With
+        trials, :meth:`predict` plays the VLA's chunk until an actor has beaten the VLA in them, and then the last actor
+        that has (see :class:`~rlt_sb3.rlt.trials.Trials`); 0: always the present actor
+    :param trial_window: trials of a copy
     :param critic_warmup_updates: extra critic updates, done at once when ``learning_starts`` is over, before the actor
         may move. With ``actor_mode="direct"`` the actor is meanwhile fitted to the VLA's chunks.
     :param actor_starts: rows collected before the actor may move. Between ``learning_starts`` and this, rollouts play
@@ -315,11 +315,15 @@ class RLT(TD3):
             with th.no_grad():
                 observation, _ = self.policy.obs_to_tensor(self._last_obs)
                 chunk = self.policy.candidate(observation).cpu().numpy().reshape(reference.shape)
+                if self.trial_share > 0.0:
+                    if not self._trials.open and not self._warming_up:
+                        self.policy.nominate()
+                        self._trials.begin()
+                    on_trial = self.policy.actor_on_trial(observation).cpu().numpy().reshape(reference.shape)
+                    chunk = np.where(self._trials.noisy[:, None, None], chunk, on_trial)
         _, length, dims = chunk.shape
-        noise = np.random.normal(size=(n_envs, 1 if self.noise_hold else length, dims)) * np.asarray(
-            self.exploration_std
-        )
-        noise = noise * self._trials.noisy[:, None, None]
+        noise = np.random.normal(size=(n_envs, 1 if self.noise_hold else length, dims))
+        noise = noise * np.asarray(self.exploration_std) * self._trials.noisy[:, None, None]
         if action_noise is not None:
             noise = noise + action_noise()
         chunk = np.clip(chunk + noise, -1.0, 1.0).astype(np.float32)
@@ -412,6 +416,7 @@ class RLT(TD3):
             self.logger.record("train/q_gap", self._q_gap.gap)
         if self._trials.recent:
             self.logger.record("rollout/trial_success_rate", float(np.mean(self._trials.recent)))
+            self.logger.record("rollout/candidates", self._trials.candidates)
             self.logger.record("rollout/approvals", self._trials.approvals)
         super().dump_logs()
 

@@ -10,25 +10,30 @@ from rlt_sb3.evaluation import wilson_interval
 
 class Trials:
     """
-    Plays a share of the training episodes without noise and says when the actor has shown itself to be better.
+    Plays a share of the training episodes without noise and says when an actor has shown itself to be better.
 
     Practice has to try things, and the actor that practises is worse than the VLA for a while: it follows critics that
-    are still wrong. Whoever uses the model does not have to live with that. Noise-free episodes tell what the actor is
-    worth; noisy ones do not (noise shakes free a policy that stands still). Before the actor moves they are the VLA's,
-    which gives its success rate. The actor is approved, as it then is, at the end of every trial after which the last
-    ``window`` trials are better than the VLA beyond chance: the lower end of Wilson's 95 % interval is above its rate.
-    (Safe policy improvement, as in Thomas et al., "High Confidence Policy Improvement", 2015. There is no record to
-    beat: a lucky early one would keep every later actor out.)
+    are still wrong. Whoever uses the model does not have to live with that. Noise-free episodes tell what an actor is
+    worth; noisy ones do not (noise shakes free a policy that stands still), nor do those of an actor that moves from
+    one update to the next (which shakes it free as well). So a copy of the actor is put on trial and stays as it is:
+    it is approved if it beats the VLA beyond chance in ``window`` trials, that is, if the lower end of Wilson's 95 %
+    interval is above the VLA's rate, and rejected as soon as it cannot any more. Then the next copy has its turn. The
+    VLA's rate is that of the noise-free episodes before the actor moves. (Safe policy improvement, as in Thomas et al.,
+    "High Confidence Policy Improvement", 2015. There is no record to beat: a lucky early one would keep every later
+    actor out.)
 
     :param n_envs: number of environments
     :param share: share of the episodes that are trials
-    :param window: trials in a row that are counted
+    :param window: trials of an actor
     """
 
     def __init__(self, n_envs: int, share: float, window: int):
-        self.share = share
-        self.recent: deque[bool] = deque(maxlen=window)
+        self.share, self.window = share, window
+        self.recent: deque[bool] = deque(maxlen=window)  # of all actors, to be looked at
         self.vla: list[bool] = []
+        self.outcomes: list[bool] = []
+        self.open = False  # whether an actor is on trial
+        self.candidates = 0
         self.approvals = 0
         self.restart(n_envs)
 
@@ -59,16 +64,22 @@ class Trials:
         if self.share > 0.0:
             self.noisy[:] = False
 
+    def begin(self) -> None:
+        """A new actor is on trial; the running episodes are not its own from their beginning and do not count."""
+        self.open, self.outcomes = True, []
+        self.candidates += 1
+        self.player[self.player != ""] = "both"
+
     def step(self, by_actor: bool, dones: np.ndarray, infos: list[dict[str, Any]], rewards: np.ndarray) -> bool:
         """
         Count one vector step.
 
-        :param by_actor: whether an actor that has moved played it; else it was the VLA, or as good as
+        :param by_actor: whether the actor on trial played it where there is no noise; else the VLA, or as good as
         :param dones: (n_envs,)
         :param infos: ``is_success`` is read (without it a positive last reward is a success), and ``worker_restarted``
             and ``intervention``: an episode whose simulator broke or in which someone took over does not count
         :param rewards: sums over the chunks (n_envs,)
-        :return: whether the actor is approved now
+        :return: whether the actor on trial is approved now; :attr:`open` is false after it was approved or rejected
         """
         approved = False
         player = "actor" if by_actor else "vla"
@@ -82,16 +93,18 @@ class Trials:
                 self.vla.append(success)
             elif self.player[env] == "actor" and not self.noisy[env]:
                 self.recent.append(success)
-                approved |= self._better_than_vla()
+                approved |= self.open and self._judge(success)
             self.player[env] = ""
         if np.any(dones):
             self._noisy = np.where(dones, self._draw(), self.noisy)
         return approved
 
-    def _better_than_vla(self) -> bool:
-        lower, _ = wilson_interval(sum(self.recent), len(self.recent))
+    def _judge(self, success: bool) -> bool:
+        self.outcomes.append(success)
+        failures = len(self.outcomes) - sum(self.outcomes)
+        lower, _ = wilson_interval(self.window - failures, self.window)  # the best that can still come
         vla_rate = float(np.mean(self.vla)) if self.vla else 0.0
-        if len(self.recent) < (self.recent.maxlen or 0) or lower <= vla_rate:
-            return False
-        self.approvals += 1
-        return True
+        approved = lower > vla_rate and len(self.outcomes) == self.window
+        self.open = lower > vla_rate and not approved
+        self.approvals += approved
+        return approved
