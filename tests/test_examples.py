@@ -61,6 +61,14 @@ def test_shipped_config(path, tmp_path):
     assert train(config).rlt.n == 4
 
 
+@pytest.mark.parametrize("path", [p for p in CONFIGS if p.name.startswith("libero_")], ids=lambda path: path.name)
+def test_tasks_share_the_recipe_of_the_demo(path):
+    demo = parse("train", ["--config", str(ROOT / "examples" / "configs" / "demo.yaml")])
+    task = parse("train", ["--config", str(path)])
+    assert (task.rlt, task.total_chunks) == (demo.rlt, demo.total_chunks)
+    assert task.name == path.stem == f"{task.env.suite}_{task.env.task_ids[0]}"
+
+
 @pytest.mark.sim
 def test_readme_python_blocks(tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from rlt_gym.rl_token import RLTokenConfig, RLTokenEncoder
+from rlt_gym.rl_token import RLTokenConfig, RLTokenEncoder, load_rl_token
 from rlt_gym.rl_token_env import RLTokenVectorEnv, make_rl_token_vec
 from rlt_gym.testing import FakeLiberoVectorEnv, check_vector_env
-from rlt_gym.vla.base import VLAOutput, VLASpec
+from rlt_gym.vla.base import SHIPPED, VLAOutput, VLASpec, load_vla
 
 N, C = 3, 4
 
@@ -218,8 +218,14 @@ def test_factory_checks_before_any_process_starts(monkeypatch):
         make_rl_token_vec(1, chunk_length=7, vla=CountingVLA(), rl_token=ReadingEncoder())
     with pytest.raises(ValueError, match="fingerprint"):
         make_rl_token_vec(1, chunk_length=C, vla=CountingVLA(), rl_token=ReadingEncoder("0" * 64))
-    with pytest.raises(ValueError, match="allowed are 'mini'"):
+    with pytest.raises(ValueError, match="allowed are 'mini', 'mini-spatial'"):
         make_rl_token_vec(1, vla="maxi")
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_every_shipped_vla_has_an_rl_token(name):
+    vla = load_vla(name)
+    assert load_rl_token("auto", vla).vla_fingerprint == vla.fingerprint()
 
 
 def test_factory_passes_everything_on(monkeypatch):

@@ -17,6 +17,9 @@ TOKEN_KINDS: dict[str, int] = {"pad": 0, "image": 1, "text": 2, "state": 3, "act
 #: Where shipped weights lie.
 WEIGHTS_DIR = Path(__file__).resolve().parent.parent / "weights"
 
+#: Shipped VLAs: MiniVLAs for tasks 1, 2, 4, 6, 8 of libero_goal and for tasks 0, 2, 5, 6, 8 of libero_spatial.
+SHIPPED = {"mini": "mini_vla.safetensors", "mini-spatial": "mini_vla_spatial.safetensors"}
+
 #: Raw observation batch: ``agentview`` and ``wrist`` uint8 (B, H, W, 3) exactly as LIBERO gives them (upside down) and
 #: ``state`` float32 (B, 8): eef position (m), axis-angle (rad), gripper qpos.
 VLAObs = Mapping[str, np.ndarray]
@@ -179,7 +182,7 @@ def load_vla(vla: "str | os.PathLike[str] | FrozenVLA" = "mini", device: torch.d
     """
     Get a frozen VLA.
 
-    :param vla: ``"mini"`` (the shipped MiniVLA), the path of a MiniVLA's ``.safetensors`` file, or an object that obeys
+    :param vla: A name of :data:`SHIPPED`, the path of a MiniVLA's ``.safetensors`` file, or an object that obeys
         :class:`FrozenVLA`.
     :param device: Where it shall run.
     :return: The VLA on ``device``.
@@ -189,12 +192,13 @@ def load_vla(vla: "str | os.PathLike[str] | FrozenVLA" = "mini", device: torch.d
         return check_vla(vla).to(device)
     from rlt_gym.vla.mini import MiniVLA
 
-    if vla == "mini":
-        path = WEIGHTS_DIR / "mini_vla.safetensors"
+    if vla in SHIPPED:
+        path = WEIGHTS_DIR / SHIPPED[str(vla)]
     else:
         path = Path(vla)
         if path.suffix != ".safetensors":
             raise ValueError(
-                f"Unknown VLA {os.fspath(vla)!r}: allowed are 'mini', the path of a .safetensors file, or a FrozenVLA."
+                f"Unknown VLA {os.fspath(vla)!r}: allowed are {', '.join(map(repr, SHIPPED))}, the path of a "
+                ".safetensors file, or a FrozenVLA."
             )
     return MiniVLA.load(path, device)
