@@ -6,7 +6,8 @@ What each part of the method is worth on a small task without a simulator (``Fak
 
 The "VLA" of that task succeeds about half of the time: it leads straight to a place beside the goal. All variants get
 the same number of control steps and of critic updates, and are evaluated on the same initial states, which practice
-never sees. Writes ``benchmarks/results/fake_task.json`` and prints the table of the documentation.
+never sees. Writes ``benchmarks/results/fake_task.json`` and prints the table of the documentation. Runs that the file
+has already are not repeated: remove it to measure anew.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecMonitor
@@ -71,7 +73,9 @@ def successes(model: RLT, chunk_length: int, states: int = STATES) -> int:
     return int(np.sum(np.asarray(rewards) > 0.5))
 
 
-def run(name: str, seed: int, control_steps: int = CONTROL_STEPS, states: int = STATES) -> dict[str, Any]:
+def run(
+    name: str, seed: int, control_steps: int = CONTROL_STEPS, states: int = STATES, callback: BaseCallback | None = None
+) -> dict[str, Any]:
     """
     Train one variant.
 
@@ -79,6 +83,7 @@ def run(name: str, seed: int, control_steps: int = CONTROL_STEPS, states: int = 
     :param seed: of the model and of the states of practice
     :param control_steps: length of the practice, if every chunk is complete
     :param states: evaluated initial states
+    :param callback: of ``learn``
     :return: what it solved before and after, with CPU seconds
     """
     changes = dict(VARIANTS[name])
@@ -87,7 +92,7 @@ def run(name: str, seed: int, control_steps: int = CONTROL_STEPS, states: int = 
     start = time.process_time()
     model = RLT("MultiInputPolicy", make_venv(ENVS, length, seed=1000 * (seed + 1)), seed=seed, **settings)
     before = successes(model, length, states)
-    model.learn(control_steps // length)
+    model.learn(control_steps // length, callback=callback)
     after = successes(model, length, states)
     return {
         "variant": name,
@@ -123,13 +128,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "fake_task.json")
     args = parser.parse_args()
     th.set_num_threads(1)
-    results = []
-    for name in args.only:
-        for seed in args.seeds:
-            results.append(run(name, seed))
-            print(json.dumps(results[-1]), flush=True)
+    results = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"command": "python benchmarks/fake_task.py", "runs": results}, indent=1) + "\n")
+    for seed in args.seeds:
+        for name in args.only:
+            if not any(entry["variant"] == name and entry["seed"] == seed for entry in results):
+                results.append(run(name, seed))
+                print(json.dumps(results[-1]), flush=True)
+                args.out.write_text(
+                    json.dumps({"command": "python benchmarks/fake_task.py", "runs": results}, indent=1)
+                )
     first = results[0]
     print(f"\nbefore practice: {first['before']}/{first['states']}\n\n{table(results)}")
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,13 @@ from torch import nn
 from rlt_gym.utils.files import atomic_write, write_json
 from rlt_gym.vla.base import TOKEN_KINDS, WEIGHTS_DIR, FrozenVLA, VLAOutput
 
+if TYPE_CHECKING:
+    from rlt_gym.mean_token import MeanToken
+
 FORMAT = "rlt_gym.rl_token/1"
+
+#: What makes ``z_rl``.
+TokenEncoder: TypeAlias = Union["RLTokenEncoder", "MeanToken"]
 
 
 @dataclass(frozen=True)
@@ -329,36 +335,49 @@ def save_rl_token(
 
 
 def load_rl_token(
-    rl_token: "str | os.PathLike[str] | RLTokenEncoder" = "auto",
+    rl_token: "str | os.PathLike[str] | TokenEncoder" = "auto",
     vla: FrozenVLA | None = None,
     device: torch.device | str = "cpu",
-) -> RLTokenEncoder:
+) -> TokenEncoder:
     """
     Get a frozen RL-token encoder.
 
-    :param rl_token: ``"auto"`` (the shipped weights that belong to ``vla``), a ``.safetensors`` path, or an encoder.
+    :param rl_token: ``"auto"`` (the shipped weights that belong to ``vla``), ``"mean"`` (no RL token: the mean of the
+        VLA's picture tokens), a ``.safetensors`` path, or an encoder.
     :param vla: The VLA it shall be used with; its fingerprint is compared.
     :param device: Where it shall run.
     :return: The encoder in evaluation mode, without gradients.
     :raises ValueError: If the file is missing, damaged, or belongs to another VLA.
     """
-    if isinstance(rl_token, RLTokenEncoder):
+    from rlt_gym.mean_token import MeanToken
+
+    encoder: TokenEncoder
+    if isinstance(rl_token, RLTokenEncoder | MeanToken):
         encoder = rl_token
+    elif rl_token == "mean":
+        if vla is None:
+            raise ValueError("rl_token='mean' needs a VLA whose tokens shall be averaged; give vla=.")
+        encoder = MeanToken(vla.spec.token_dim)
     elif isinstance(rl_token, str | os.PathLike):
-        path = _find_shipped(vla) if rl_token == "auto" else Path(rl_token)
-        encoder = _read(path)
-        if vla is not None and encoder.vla_fingerprint and encoder.vla_fingerprint != vla.fingerprint():
-            try:
-                encoder.check_vla(vla)
-            except ValueError as error:
-                raise ValueError(f"{path}: {error}") from None
+        encoder = _read_for(_find_shipped(vla) if rl_token == "auto" else Path(rl_token), vla)
     else:
         raise ValueError(
-            f"rl_token is a {type(rl_token).__name__}; it must be 'auto', a .safetensors path or an RLTokenEncoder."
+            f"rl_token is a {type(rl_token).__name__}; it must be 'auto', 'mean', a .safetensors path or an "
+            "RLTokenEncoder."
         )
     if vla is not None:
         encoder.check_vla(vla)
     return encoder.to(device).eval().requires_grad_(False)
+
+
+def _read_for(path: Path, vla: FrozenVLA | None) -> RLTokenEncoder:
+    encoder = _read(path)
+    if vla is not None and encoder.vla_fingerprint and encoder.vla_fingerprint != vla.fingerprint():
+        try:
+            encoder.check_vla(vla)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    return encoder
 
 
 def _read(path: Path) -> RLTokenEncoder:

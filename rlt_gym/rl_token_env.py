@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import os
 
     from rlt_gym.libero.env import SingleEnv
-    from rlt_gym.rl_token import RLTokenEncoder
+    from rlt_gym.rl_token import TokenEncoder
     from rlt_gym.vla.base import FrozenVLA
 
 PICTURES_AND_PROPRIO = ("agentview", "wrist", "proprio")
@@ -45,7 +45,7 @@ class RLTokenVectorEnv(VectorWrapper):
     :raises ValueError: If VLA, encoder and environment do not fit together.
     """
 
-    def __init__(self, env: VectorEnv, vla: "FrozenVLA", encoder: "RLTokenEncoder", device: str = "cpu") -> None:
+    def __init__(self, env: VectorEnv, vla: "FrozenVLA", encoder: "TokenEncoder", device: str = "cpu") -> None:
         from rlt_gym.rl_token import load_rl_token
         from rlt_gym.vla.base import load_vla
 
@@ -216,7 +216,7 @@ def make_rl_token_vec(
     task_ids: Sequence[int] | None = None,
     chunk_length: int = 8,
     vla: "str | os.PathLike[str] | FrozenVLA" = "mini",
-    rl_token: "str | os.PathLike[str] | RLTokenEncoder" = "auto",
+    rl_token: "str | os.PathLike[str] | TokenEncoder" = "auto",
     device: str = "cpu",
     render: str = "fast",
     gripper_penalty: float | None = None,
@@ -230,7 +230,8 @@ def make_rl_token_vec(
     :param task_ids: Tasks of the suite, ``None`` = all.
     :param chunk_length: Control steps per action, at most the VLA's horizon.
     :param vla: ``"mini"``, a ``.safetensors`` path, or a FrozenVLA.
-    :param rl_token: ``"auto"``, a ``.safetensors`` path, or an encoder.
+    :param rl_token: ``"auto"``, ``"mean"`` (no RL token, but the mean of the VLA's picture tokens), a ``.safetensors``
+        path, or an encoder.
     :param device: Where VLA and encoder run.
     :param render: ``"fast"``, the pictures that the shipped MiniVLA was trained on, or ``"exact"``, LIBERO's own.
     :param gripper_penalty: Cost of each opening or closing of the gripper, see

@@ -211,7 +211,9 @@ def pretrain_token(config: PretrainTokenConfig, vla: FrozenVLA | None = None) ->
     save_rl_token(config.output, encoder, decoder, provenance)
     if config.progress:
         print("\n".join(f"{key:>28}: {value:.4f}" for key, value in report.items()))
-    return load_rl_token(config.output, vla, config.device)
+    trained = load_rl_token(config.output, vla, config.device)
+    assert isinstance(trained, RLTokenEncoder)
+    return trained
 
 
 def _statistics(cache: TokenCache, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

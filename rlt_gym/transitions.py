@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from rlt_gym.demos import Demo, DemoFile, expand_paths, resize_frames
 from rlt_gym.lerobot_data import LeRobotDemo, LeRobotFolder, is_lerobot
-from rlt_gym.rl_token import RLTokenEncoder, load_rl_token
+from rlt_gym.rl_token import TokenEncoder, load_rl_token
 from rlt_gym.rl_token_env import check_chunk_length
 from rlt_gym.utils.files import atomic_write, git_commit
 from rlt_gym.vla.base import FrozenVLA, load_vla
@@ -33,7 +33,7 @@ class EncodeDemosConfig:
         LeRobot datasets (versions 2 and 3, with the extra ``lerobot``).
     :param output: ``.safetensors`` file to write.
     :param vla: ``"mini"`` or a MiniVLA's ``.safetensors`` path; likewise ``rl_token``.
-    :param rl_token: ``"auto"`` or a path.
+    :param rl_token: ``"auto"``, ``"mean"`` or a path.
     :param chunk_length: Control steps per row, that of the environment to train in.
     :param stride: A row begins every so many control steps; must divide ``chunk_length``.
     :param instructions: Only the demonstrations of these tasks, in this order for ``task_ids``; ``None`` = all.
@@ -110,9 +110,7 @@ def cut_demo(actions: np.ndarray, success: bool, chunk_length: int, stride: int)
     }
 
 
-def encode_demos(
-    config: EncodeDemosConfig, vla: FrozenVLA | None = None, encoder: RLTokenEncoder | None = None
-) -> Path:
+def encode_demos(config: EncodeDemosConfig, vla: FrozenVLA | None = None, encoder: TokenEncoder | None = None) -> Path:
     """
     Write a file of transitions.
 
@@ -215,7 +213,7 @@ def _read_file(path: Path) -> Iterator[Demo]:
 
 
 def _tokens(
-    demo: Demo | LeRobotDemo, instruction: str, config: EncodeDemosConfig, vla: FrozenVLA, encoder: RLTokenEncoder
+    demo: Demo | LeRobotDemo, instruction: str, config: EncodeDemosConfig, vla: FrozenVLA, encoder: TokenEncoder
 ) -> dict[str, np.ndarray]:
     """``obs/z_rl``, ``obs/vla_ref`` and ``obs/proprio`` of every stride-th observation."""
     frames = {camera: demo.frames(camera, config.stride) for camera in ("agentview", "wrist")}

@@ -154,6 +154,9 @@ class SelectionCallback(BaseCallback):
         paired = compare(self.baseline, result)
         self.logger.record("selection/success_rate", result.rate)
         self.logger.record("selection/vla_success_rate", self.baseline.rate)
+        tasks = result.per_task()
+        for task, part in tasks.items() if len(tasks) > 1 else ():
+            self.logger.record(f"selection/success_rate_task_{task}", part.rate)
         self.logger.record("selection/below_vla", float(below))
         self.logger.record("selection/fixed", paired.fixed)
         self.logger.record("selection/broken", paired.broken)

@@ -26,7 +26,8 @@ class EnvConfig:
     :param task_ids: tasks of the suite
     :param chunk_length: control steps per action chunk
     :param vla: frozen policy: a name or a checkpoint path
-    :param rl_token: RL-token encoder: "auto" or a checkpoint path
+    :param rl_token: RL-token encoder: "auto", a checkpoint path, or "mean" (ablation: the VLA's picture tokens,
+        averaged)
     :param assets: "auto", "embedded", "official" or a folder
     :param max_episode_steps: horizon in control steps
     :param image_size: camera resolution in pixels

@@ -35,7 +35,9 @@ class MetricsCallback(BaseCallback):
 
     def __init__(self, window: int = 100):
         super().__init__()
+        self.window = window
         self.episodes: deque[tuple[bool, int]] = deque(maxlen=window)
+        self.tasks: dict[int, deque[bool]] = {}  # task -> successes and failures
         self.restarts = 0
         # of every vector step with rows in the buffer, oldest first: rows, chunks and critic updates at that time
         self.stamps: deque[tuple[int, int, int]] = deque()
@@ -49,7 +51,9 @@ class MetricsCallback(BaseCallback):
         for info, done in zip(infos, dones, strict=True):
             if done and not info.get("worker_restarted"):
                 steps = info.get("episode_steps", info.get("episode", {}).get("l", 0))
-                self.episodes.append((bool(info.get("is_success", False)), int(steps)))
+                success = bool(info.get("is_success", False))
+                self.episodes.append((success, int(steps)))
+                self.tasks.setdefault(int(info.get("task_id", 0)), deque(maxlen=self.window)).append(success)
         self.logger.record("time/chunks", self.num_timesteps)
         self.logger.record("rollout/worker_restarts", self.restarts)
         if self.episodes:
@@ -58,6 +62,9 @@ class MetricsCallback(BaseCallback):
             self.logger.record("rollout/throughput", throughput(len(solved), total))
             if solved:
                 self.logger.record("rollout/steps_to_success", float(np.mean(solved)))
+        if len(self.tasks) > 1:
+            for task, outcomes in sorted(self.tasks.items()):
+                self.logger.record(f"rollout/success_rate_task_{task}", float(np.mean(outcomes)))
         self._record_distance(infos)
         self._record_age()
         return True
@@ -110,6 +117,7 @@ class MetricsCallback(BaseCallback):
         """Plain data from which :meth:`set_state` goes on."""
         return {
             "episodes": [[success, steps] for success, steps in self.episodes],
+            "tasks": {str(task): list(outcomes) for task, outcomes in self.tasks.items()},
             "restarts": self.restarts,
             "stamps": [list(stamp) for stamp in self.stamps],
             "stored": self._stored,
@@ -119,6 +127,7 @@ class MetricsCallback(BaseCallback):
     def set_state(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state`."""
         self.episodes.extend((bool(success), int(steps)) for success, steps in state["episodes"])
+        self.tasks = {int(task): deque(seen, maxlen=self.window) for task, seen in state.get("tasks", {}).items()}
         self.restarts = state["restarts"]
         for rows, chunks, updates in state["stamps"]:
             self._stamp((rows, chunks, updates), 1)

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import toy_env
-from run_helpers import ROOT, small
+from run_helpers import ROOT, quick, small
 from stable_baselines3.common.logger import Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -22,7 +22,7 @@ from rlt_sb3.train import train
 PAGE = (ROOT / "docs" / "modules" / "metrics.md").read_text()
 DOCUMENTED = set(re.findall(r"`((?:time|rollout|train|selection|buffer)/[a-z_*]+)`", PAGE))
 #: logged only under conditions that the run below does not meet
-SOMETIMES = {"selection/restored"}
+SOMETIMES = {"selection/restored", "rollout/success_rate_task_*", "selection/success_rate_task_*"}
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,40 @@ def test_numbers(run):
     first = np.flatnonzero(~np.isnan(metrics["rollout/vla_distance_0"]))[0]
     assert metrics["time/chunks"][first] < 20 and metrics["rollout/vla_distance_0"][first] == 0.0
     assert metrics["rollout/vla_distance_0"][last] > 0 or metrics["rollout/vla_distance_0"][-2] > 0
+
+
+def test_every_task_has_its_own_rate_and_all_share_one_batch(tmp_path, monkeypatch):
+    """C31: ten tasks in three environments; each task's successes are counted, the policy is asked once per step."""
+    from rlt_sb3 import RLT
+
+    monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
+    batches, outcomes = [], {}
+    choose, store = RLT._sample_action, RLT._store_transition
+
+    def watch_choice(self, *args, **kwargs):
+        chunks, stored = choose(self, *args, **kwargs)
+        batches.append(len(chunks))
+        return chunks, stored
+
+    def watch_store(self, buffer, action, new_obs, reward, dones, infos):
+        for info, done in zip(infos, dones, strict=True):
+            if done:
+                outcomes.setdefault(info["task_id"], []).append(info["is_success"])
+        store(self, buffer, action, new_obs, reward, dones, infos)
+
+    monkeypatch.setattr(RLT, "_sample_action", watch_choice)
+    monkeypatch.setattr(RLT, "_store_transition", watch_store)
+    config = quick(tmp_path, total_chunks=360, evaluation=EvalSettings(10, 10, 120, videos=False))
+    config.env.num_envs, config.env.task_ids = 3, list(range(10))
+    metrics = read_metrics(train(config).run)
+    assert batches == [3] * 120
+    assert set(outcomes) == set(range(10))
+    for task in range(10):
+        column = metrics[f"rollout/success_rate_task_{task}"]
+        assert column[~np.isnan(column)][-1] == pytest.approx(np.mean(outcomes[task]))
+        chosen = metrics[f"selection/success_rate_task_{task}"]
+        assert set(chosen[~np.isnan(chosen)]) <= {0.0, 1.0} and (~np.isnan(chosen)).any()
+    assert len({float(np.mean(seen)) for seen in outcomes.values()}) > 2
 
 
 def test_films_of_training_and_selection(run):

@@ -1,4 +1,4 @@
-"""The RLT algorithm: where it starts, what one update does, what is counted, what is saved, and that it learns."""
+"""The RLT algorithm: where it starts, what one update does, what is counted and what is saved."""
 
 import warnings
 
@@ -754,25 +754,3 @@ def test_bad_spaces():
         make_model(venv=VecNormalize(make_venv(1), norm_obs_keys=["proprio"]))
     with pytest.raises(ValueError, match="MlpPolicy"):
         RLT("MlpPolicy", make_venv(1))
-
-
-# -------------------------------------------------------------------------------------------- it learns
-
-
-def test_learns_what_the_vla_gets_wrong():
-    """The fake VLA is right about half of the time; no evaluation on the way may be below it."""
-    model = make_model(
-        venv=make_venv(8, seed=1), learning_starts=400, critic_warmup_updates=300, bc_coef=1.0, learning_rate=1e-3,
-        exploration_std=0.1, noise_hold=True, batch_size=128, tau=0.002, policy_kwargs=dict(net_arch=[64, 64]),
-    )  # fmt: skip
-
-    def success_rate() -> float:
-        venv = make_venv(10, init_states="eval")
-        return float(np.mean(evaluate_policy(model, venv, n_eval_episodes=100, return_episode_rewards=True)[0]))
-
-    rates = [success_rate()]
-    for rows in (800, 2400):
-        model.learn(rows, reset_num_timesteps=False)
-        rates.append(success_rate())
-    assert 0.35 <= rates[0] <= 0.65
-    assert min(rates[1:]) >= rates[0] and rates[-1] >= 0.9, rates  # seeds 0 and 1 end at 0.94 and 0.98

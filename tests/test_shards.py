@@ -8,7 +8,7 @@ import toy_env  # noqa: F401
 from run_helpers import small
 
 from rlt_sb3.cli import main, normalise
-from rlt_sb3.config import EvalConfig, EvalSettings
+from rlt_sb3.config import EnvConfig, EvalConfig, EvalSettings, TrainConfig, save_config
 from rlt_sb3.eval_run import evaluate_run
 from rlt_sb3.evaluation import Evaluation
 from rlt_sb3.shards import parse_shard
@@ -56,6 +56,41 @@ def test_three_shards_are_one_evaluation(run, tmp_path, capsys):
     assert "belongs to another evaluation" in refused(files[0], str(tmp_path / "other.json"), files[2])
     assert main(["eval", str(run), "--shard", "4/3"]) == 2
     assert "1 <= k <= n, for example 1/3" in capsys.readouterr().err
+
+
+@pytest.mark.sim
+def test_two_shards_on_libero_are_one_evaluation(tmp_path, capsys):
+    """Two tasks, two initial states of each: what simulators in parts of the states see is what one sees in all."""
+    import torch
+
+    from rlt_gym.rl_token import load_rl_token
+    from rlt_gym.testing import FakeRLTokenVectorEnv
+    from rlt_gym.vla import load_vla
+    from rlt_sb3 import RLT, GymnasiumVecEnv
+
+    env = EnvConfig(
+        num_envs=2, suite="libero_goal", task_ids=[1, 8], chunk_length=8, assets="embedded", max_episode_steps=88
+    )
+    save_config(
+        TrainConfig(name="run", env=env, evaluation=EvalSettings(4, 4, 40, videos=False)), tmp_path / "config.yaml"
+    )
+    width = load_rl_token("auto", load_vla("mini")).z_dim
+    model = RLT("MultiInputPolicy", GymnasiumVecEnv(FakeRLTokenVectorEnv(1, chunk_length=8, token_dim=width)), seed=0)
+    with torch.no_grad():  # not the VLA, but near it
+        model.actor_target.mu[-1].weight.normal_(std=0.003)
+    model.save(tmp_path / "best_model.zip")
+    common = ["eval", str(tmp_path), "--progress=false"]
+    assert main([*common, "--out", str(tmp_path / "whole.json")]) == 0
+    for k, simulators in ((1, 1), (2, 2)):
+        part = ["--shard", f"{k}/2", "--num_envs", str(simulators), "--out", str(tmp_path / f"{k}.json")]
+        assert main([*common, *part]) == 0
+    files = [str(tmp_path / "2.json"), str(tmp_path / "1.json")]
+    assert main(["eval", "--merge", *files, "--out", str(tmp_path / "merged.json")]) == 0
+    merged, whole = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("merged", "whole"))
+    for key in ("successes", "n", "wilson_95", "rows", "vla", "comparison", "per_task", "model_sha256"):
+        assert merged[key] == whole[key], key
+    assert set(whole["per_task"]) == {"1", "8"} and [part["n"] for part in whole["per_task"].values()] == [2, 2]
+    assert whole["rows"] != whole["vla"]["rows"]
 
 
 def test_all_checkpoints(run, capsys):

@@ -1,0 +1,49 @@
+"""Instead of an RL token: the mean of the frozen VLA's picture tokens, for which nothing was trained."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from rlt_gym.rl_token import select_tokens
+from rlt_gym.vla.base import FrozenVLA, VLAOutput
+
+
+class MeanToken(nn.Module):
+    """
+    Stands where :class:`~rlt_gym.rl_token.RLTokenEncoder` does (ablation "no RL token").
+
+    The paper's ablation reads a ResNet trained on ImageNet instead of the token; this one reads what the VLA itself has
+    made of the pictures, averaged over their places.
+
+    :param token_dim: Width H of the VLA's tokens.
+    """
+
+    def __init__(self, token_dim: int) -> None:
+        super().__init__()
+        self.token_dim = token_dim
+
+    @property
+    def z_dim(self) -> int:
+        """Width D of ``z_rl``: that of the tokens."""
+        return self.token_dim
+
+    def forward(self, output: VLAOutput) -> torch.Tensor:
+        """
+        :param output: What the VLA gave for B observations; any bool mask.
+        :return: ``z_rl``, float32 (B, H), normalised to zero mean and unit variance over its H numbers, as an RL
+            token is.
+        """
+        tokens, mask = select_tokens(output, ("image",))
+        mean = tokens.sum(1) / mask.sum(1, keepdim=True)
+        return F.layer_norm(mean, (self.token_dim,))
+
+    def check_vla(self, vla: FrozenVLA) -> None:
+        """
+        :param vla: The VLA it shall be used with.
+        :raises ValueError: If that one's tokens have another width.
+        """
+        if vla.spec.token_dim != self.token_dim:
+            raise ValueError(
+                f"This mean token reads tokens of width {self.token_dim}, the VLA {vla.spec.name!r} gives "
+                f"{vla.spec.token_dim}; use rl_token='mean'."
+            )

@@ -1,0 +1,151 @@
+"""Where the right answer is known beforehand: values of small decision processes, counts of steps, a saved model."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.logger import Logger
+from test_rlt import Rows, fast, make_model, make_venv, random_obs
+
+from rlt_sb3 import RLT
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+C, D, GAMMA = 4, 7, 0.9
+
+
+def value_model(**kwargs) -> RLT:
+    """A model whose observations are written by hand; ``proprio`` as it is, target actions without noise."""
+    venv = make_venv(1)
+    settings = dict(
+        gamma=GAMMA, learning_rate=3e-3, tau=0.05, policy_delay=1, target_policy_noise=0.0, n_critics=2, n_steps=1,
+        q_bounds=None, critic_warmup_updates=10**6, buffer_size=400,
+    )  # fmt: skip
+    model = make_model(venv=venv, **(settings | kwargs))
+    model.set_logger(Logger(None, []))
+    assert isinstance(model.observation_space, spaces.Dict)
+    return model
+
+
+def state(model: RLT, number: int) -> dict[str, np.ndarray]:
+    """State number n: a token of its own, always the same chunk of the VLA."""
+    z = np.random.default_rng(number).normal(size=(1, *model.observation_space["z_rl"].shape))
+    return {
+        "z_rl": z.astype(np.float32),
+        "proprio": np.full((1, 8), 0.1, np.float32),
+        "vla_ref": np.full((1, C, D), 0.2, np.float32),
+    }
+
+
+def learned_q(model: RLT, numbers) -> np.ndarray:
+    rng = np.random.default_rng(99)
+    out = []
+    for number in numbers:
+        obs = {key: np.repeat(value, 8, axis=0) for key, value in state(model, number).items()}
+        actions = th.as_tensor(rng.uniform(-1, 1, (8, C * D)).astype(np.float32))
+        with th.no_grad():
+            out.append(float(model.critic.q_values(model.policy.obs_to_tensor(obs)[0], actions).mean()))
+    return np.array(out)
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+def test_values_of_a_chain(n_steps):
+    """
+    C14: five chunks of 4, 4, 2, 4 and 3 control steps, whatever the action; reward 1 in the last control step.
+
+    Q of a chunk is the reward discounted by the control steps before it, gamma^(d - p), the short chunks by their
+    real length.
+    """
+    lengths = [4, 4, 2, 4, 3]
+    model = value_model(n_steps=n_steps)
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        for number, k in enumerate(lengths):
+            last = number == len(lengths) - 1
+            rewards = np.zeros(C, np.float32)
+            rewards[k - 1] = float(last)
+            info = {"step_rewards": rewards, "chunk_steps": k, "TimeLimit.truncated": False}
+            chunk = rng.uniform(-1, 1, (1, C, D)).astype(np.float32)
+            model.replay_buffer.add(
+                state(model, number),
+                state(model, number + 1),
+                chunk,
+                np.array([rewards.sum()]),
+                np.array([last]),
+                [info],
+            )
+    model.train(gradient_steps=1200, batch_size=64)
+    exact = np.array([GAMMA ** (sum(lengths[n:]) - 1) for n in range(len(lengths))])
+    np.testing.assert_allclose(learned_q(model, range(len(lengths))), exact, rtol=0.05)
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_values_where_every_episode_runs_into_the_time_limit(handled):
+    """C16: two states that lead to each other, cut off after every chunk; taken for terminals, the rest would be 0."""
+    model = value_model(replay_buffer_kwargs={"handle_timeout_termination": handled})
+    rng = np.random.default_rng(0)
+    pay = {0: 0.0, 1: 0.3}
+    for n in range(200):
+        number = n % 2
+        info = {"step_rewards": np.array([pay[number], 0, 0, 0]), "chunk_steps": C, "TimeLimit.truncated": True}
+        chunk = rng.uniform(-1, 1, (1, C, D)).astype(np.float32)
+        obs, following = state(model, number), state(model, 1 - number)
+        model.replay_buffer.add(obs, following, chunk, np.array([pay[number]]), np.array([True]), [info])
+    model.train(gradient_steps=1500, batch_size=64)
+    discount = GAMMA**C
+    bootstrapped = np.linalg.solve([[1.0, -discount], [-discount, 1.0]], [pay[0], pay[1]])
+    wanted = bootstrapped if handled else np.array([pay[0], pay[1]])
+    np.testing.assert_allclose(learned_q(model, (0, 1)), wanted, rtol=0.05, atol=0.01)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("chunk_length", [1, 3, 7])
+def test_steps_are_counted_once(num_envs, chunk_length):
+    """C51: chunks and control steps of the model are those that the environments counted."""
+    venv = make_venv(num_envs, chunk_length=chunk_length)
+    env = venv.unwrapped.env.unwrapped
+    counted = [0, 0]
+    control_step, step = env._control_step, env.step
+
+    def count_control(index, action):
+        counted[0] += 1
+        return control_step(index, action)
+
+    def count_chunks(actions):
+        counted[1] += len(actions)
+        return step(actions)
+
+    env._control_step, env.step = count_control, count_chunks
+    model, rows = make_model(venv=venv, **fast()), Rows()
+    model.learn(60, callback=rows)
+    assert model.num_timesteps == counted[1] == 60
+    assert model.num_control_steps == counted[0] == sum(info["chunk_steps"] for info in rows.infos)
+
+
+CODE = """
+import sys
+import numpy as np
+from rlt_sb3 import RLT
+obs = dict(np.load(sys.argv[2]))
+np.save(sys.argv[3], RLT.load(sys.argv[1], device="cpu").predict(obs, deterministic=True)[0])
+"""
+
+
+def test_a_saved_model_plays_the_same_in_another_process(tmp_path):
+    """C38; and weights that belong to other networks are refused."""
+    model = make_model(**fast())
+    model.learn(60)
+    model.save(tmp_path / "model.zip")
+    obs = random_obs(model, 20)
+    np.savez(tmp_path / "obs.npz", **obs)
+    files = [str(tmp_path / name) for name in ("model.zip", "obs.npz", "actions.npy")]
+    subprocess.run([sys.executable, "-c", CODE, *files], check=True, timeout=300)
+    actions = model.predict(obs, deterministic=True)[0]
+    np.testing.assert_allclose(np.load(tmp_path / "actions.npy"), actions, atol=1e-6)
+    assert not np.allclose(actions, obs["vla_ref"])
+    for other in (dict(n_critics=3), dict(token_input=False), dict(policy_kwargs={"net_arch": [16]})):
+        with pytest.raises((RuntimeError, ValueError), match=r"size|shape|Missing|Unexpected"):
+            make_model(**other).set_parameters(tmp_path / "model.zip", device="cpu")
