@@ -2,9 +2,10 @@
 Demonstrations of LIBERO in LeRobot's dataset format, versions 2 and 3 (a folder of Parquet files and videos).
 
 Columns have the names that the published conversions of LIBERO use, see :data:`COLUMNS`. Row ``t`` is the observation
-*before* action ``t``; actions and state are LIBERO's own, and the pictures stand upright, turned by 180 degrees against
-what LIBERO gives. Needs the extra ``lerobot`` (Parquet files are read with pyarrow; the package ``lerobot`` itself,
-with its versions of torch, is not needed).
+*before* action ``t``; state and actions are LIBERO's own (some conversions have another gripper, see
+:func:`gripper_to_env`), and the pictures stand upright, turned by 180 degrees against what LIBERO gives. Needs the
+extra ``lerobot`` (Parquet files are read with pyarrow; the package ``lerobot`` itself, with its versions of torch, is
+not needed).
 """
 
 import io
@@ -28,6 +29,16 @@ COLUMNS = {
     "action": ("action", "actions"),
 }
 SIZES = {"state": 8, "action": 7}
+#: Meanings of the action's last number: "env", -1 opens and 1 closes the gripper; "open", 1 opens and 0 closes it.
+GRIPPERS = ("env", "open")
+
+
+def gripper_to_env(values: np.ndarray) -> np.ndarray:
+    """
+    :param values: Gripper actions with 1 = open and 0 = closed, as many datasets for VLAs have them.
+    :return: LIBERO's: -1 = open, 1 = close.
+    """
+    return 1.0 - 2.0 * np.clip(values, 0.0, 1.0)
 
 
 def is_lerobot(path: Path) -> bool:
@@ -53,11 +64,16 @@ class LeRobotFolder:
     :param path: Its folder, the one with ``meta/info.json``.
     :param columns: Names of its columns where they differ from :data:`COLUMNS`, e.g. ``{"wrist": "observation.hand"}``.
     :param rotated: Whether the pictures stand upright; they are then turned back.
+    :param gripper: One of :data:`GRIPPERS`.
     :raises ValueError: If pyarrow is missing, or the folder is damaged, of another version, or not of LIBERO's form.
     """
 
-    def __init__(self, path: Path, columns: Mapping[str, str] | None = None, rotated: bool = True) -> None:
-        self.path, self.rotated = Path(path), rotated
+    def __init__(
+        self, path: Path, columns: Mapping[str, str] | None = None, rotated: bool = True, gripper: str = "env"
+    ) -> None:
+        if gripper not in GRIPPERS:
+            raise ValueError(f"lerobot_gripper must be one of {GRIPPERS}, got {gripper!r}.")
+        self.path, self.rotated, self.gripper = Path(path), rotated, gripper
         self._parquet = _parquet()
         try:
             self.info: dict[str, Any] = json.loads((self.path / "meta" / "info.json").read_text())
@@ -158,8 +174,21 @@ class LeRobotDemo:
 
     @property
     def actions(self) -> np.ndarray:
-        """Actions, float32 (T, 7)."""
-        return self._vectors("action")
+        """
+        Actions in LIBERO's units, float32 (T, 7).
+
+        :raises ValueError: If no gripper action is negative although -1 should open it (episodes begin with it open).
+        """
+        actions = self._vectors("action")
+        if self.folder.gripper == "open":
+            actions[:, 6] = gripper_to_env(actions[:, 6])
+        elif actions[:, 6].min() >= 0.0:
+            raise ValueError(
+                f"{self.name} of {self.folder.path} has gripper actions from {actions[:, 6].min():g} to "
+                f"{actions[:, 6].max():g}, LIBERO's are from -1 (open) to 1 (close). If 1 means open there, set "
+                "lerobot_gripper to open."
+            )
+        return actions
 
     @property
     def proprio(self) -> np.ndarray:

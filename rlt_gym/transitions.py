@@ -44,6 +44,8 @@ class EncodeDemosConfig:
     :param image_size: Frames are pooled to this edge first; ``None`` = as they are.
     :param lerobot_columns: Names of a LeRobot dataset's columns where they are unusual: ``agentview``, ``wrist``,
         ``state``, ``action``.
+    :param lerobot_gripper: What a LeRobot dataset's gripper actions mean: "env", LIBERO's -1 (open) to 1 (close), or
+        "open", 1 (open) to 0 (closed).
     :param lerobot_rotated: Whether a LeRobot dataset's pictures stand upright (turned by 180 degrees against LIBERO's).
     :param device: Where VLA and encoder run.
     :param progress: Show a progress bar.
@@ -61,6 +63,7 @@ class EncodeDemosConfig:
     batch_size: int = 64
     image_size: int | None = None
     lerobot_columns: dict[str, str] | None = None
+    lerobot_gripper: str = "env"
     lerobot_rotated: bool = True
     device: str = "cpu"
     progress: bool = True
@@ -181,7 +184,7 @@ def _sources(config: EncodeDemosConfig) -> list[_Source]:
             task_id = int(file.env_args.get("task_id", number))
             sources.append(_Source(path.name, file.instruction, task_id, partial(_read_file, path)))
     for folder in folders:
-        dataset = LeRobotFolder(folder, config.lerobot_columns, config.lerobot_rotated)
+        dataset = LeRobotFolder(folder, config.lerobot_columns, config.lerobot_rotated, config.lerobot_gripper)
         for task_id, instruction in sorted(dataset.tasks.items()):
             sources.append(_Source(folder.name, instruction, task_id, partial(dataset.demos, task_id)))
     if config.instructions is not None:

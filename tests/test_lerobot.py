@@ -12,7 +12,7 @@ from PIL import Image
 from test_offline import C, CountingVLA, ReadingEncoder, action, space
 
 from rlt_gym.demos import DemoWriter
-from rlt_gym.lerobot_data import LeRobotFolder
+from rlt_gym.lerobot_data import LeRobotFolder, gripper_to_env
 from rlt_gym.transitions import EncodeDemosConfig, encode_demos
 from rlt_sb3.common.offline import load_transitions
 
@@ -32,6 +32,13 @@ def picture(demo: int, step: int, wrist: bool) -> np.ndarray:
     frame = np.full((SIZE, SIZE, 3), 20 + 12 * step + 70 * demo, dtype=np.uint8)
     frame[: SIZE // 2, : SIZE // 2] = 0 if wrist else 250
     return frame
+
+
+def actions_of(demo: int) -> np.ndarray:
+    """The gripper is open (-1) in the first half of a demonstration and closes in the second."""
+    rows = np.array([[action(demo, t)] * 7 for t in range(LENGTHS[demo])], np.float32)
+    rows[:, 6] = np.where(np.arange(len(rows)) < len(rows) / 2, -1, 1)
+    return rows
 
 
 def upright(frame: np.ndarray) -> np.ndarray:
@@ -66,7 +73,7 @@ def write(root, version: int, names: str = "lerobot", video: bool = False, succe
         states[:, 0], states[:, 1] = np.arange(length), demo
         columns = {
             state: states.tolist(),
-            act: [[action(demo, t)] * 7 for t in range(length)],
+            act: actions_of(demo).tolist(),
             "timestamp": [t / FPS for t in range(length)],
             "frame_index": list(range(length)),
             "episode_index": [demo] * length,
@@ -133,7 +140,7 @@ def test_episodes_are_read_as_libero_gave_them(tmp_path, version, names, video):
     for number, length in enumerate(LENGTHS):
         demo = found[f"episode_{number}"]
         assert demo.attrs == {"success": True}
-        np.testing.assert_allclose(demo.actions, [[action(number, t)] * 7 for t in range(length)], rtol=1e-6)
+        np.testing.assert_array_equal(demo.actions, actions_of(number))
         assert demo.proprio.dtype == np.float32 and demo.proprio[:, :2].tolist() == [[t, number] for t in range(length)]
         for camera in ("agentview", "wrist"):
             for stride in (1, 2):
@@ -158,9 +165,8 @@ def test_the_same_rows_as_from_libero_s_own_files(tmp_path, version):
                 steps = range(LENGTHS[demo])
                 state = np.zeros((len(steps), 8), np.float32)
                 state[:, 0], state[:, 1] = steps, demo
-                actions = np.array([[action(demo, t)] * 7 for t in steps], np.float32)
                 views = [np.stack([picture(demo, t, wrist) for t in steps]) for wrist in (False, True)]
-                writer.add(actions, *views, state, success=demo != 2)
+                writer.add(actions_of(demo), *views, state, success=demo != 2)
 
     def rows(demos, **kwargs):
         config = EncodeDemosConfig(
@@ -182,6 +188,25 @@ def test_the_same_rows_as_from_libero_s_own_files(tmp_path, version):
     assert set(rows("set")[0]) == {0, 1}
     flipped, _ = rows("set", lerobot_rotated=False), None
     assert not torch.equal(flipped[1].observations["z_rl"], theirs[1].observations["z_rl"])
+
+
+def test_grippers_that_open_with_one(tmp_path):
+    """C30: such a dataset gives LIBERO's actions when it is said, and is refused when it is not."""
+    values = np.random.default_rng(0).uniform(-0.2, 1.2, 1000).astype(np.float32)
+    reference = np.array([-1.0 if v >= 1 else 1.0 if v <= 0 else 1.0 - 2.0 * v for v in values])
+    np.testing.assert_allclose(gripper_to_env(values), reference, atol=1e-6)
+    assert gripper_to_env(np.array([1.0, 0.0])).tolist() == [-1.0, 1.0]  # 1 = open -> -1
+    path = write(tmp_path / "set", 2) / "data/chunk-000/episode_000000.parquet"
+    rows = pq.read_table(path).to_pylist()
+    for row in rows:
+        row["action"][6] = float(row["action"][6] < 0)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    with pytest.raises(ValueError, match=r"gripper actions from 0 to 1, .* set lerobot_gripper to open"):
+        LeRobotFolder(tmp_path / "set").demos(0)[0].actions  # noqa: B018
+    demo = LeRobotFolder(tmp_path / "set", gripper="open").demos(0)[0]
+    np.testing.assert_array_equal(demo.actions, actions_of(0))
+    with pytest.raises(ValueError, match="lerobot_gripper must be one of"):
+        LeRobotFolder(tmp_path / "set", gripper="closed")
 
 
 def test_clear_errors(tmp_path, monkeypatch):

@@ -36,6 +36,19 @@ def make_encoder(config: RLTokenConfig = CONFIG) -> RLTokenEncoder:
     return encoder.eval()
 
 
+def test_statistics_per_channel_and_per_place():
+    """C66: means of the shape (H,) are those of every place, (N, H)."""
+    mean, std = torch.randn(12), torch.rand(12) + 0.5
+    tokens = torch.randn(2, CONFIG.max_tokens, 12)
+    standard = []
+    for given in (mean, mean.expand(CONFIG.max_tokens, 12)):
+        encoder = RLTokenEncoder(CONFIG)
+        encoder.set_statistics(given, std)
+        standard.append(encoder.standardize(tokens))
+    assert torch.equal(*standard)
+    torch.testing.assert_close(standard[0], (tokens - mean) / std)
+
+
 def test_shape_and_scale():
     z = make_encoder()(make_output())
     assert z.shape == (3, 10) and z.dtype == torch.float32

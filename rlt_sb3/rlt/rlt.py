@@ -34,7 +34,7 @@ from rlt_sb3.common.q_gap import QGapTracker
 from rlt_sb3.common.rows import ChunkBatch
 from rlt_sb3.rlt.batches import training_batches
 from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy
-from rlt_sb3.rlt.settings import check_settings, policy_settings
+from rlt_sb3.rlt.settings import buffer_settings, check_settings, policy_settings
 from rlt_sb3.rlt.spaces import check_spaces
 from rlt_sb3.rlt.trials import Trials
 
@@ -272,24 +272,12 @@ class RLT(TD3):
                 self.action_space,
                 device=self.device,
                 n_envs=self.n_envs,
-                **(self._buffer_settings() | self.replay_buffer_kwargs),
+                **(buffer_settings(self) | self.replay_buffer_kwargs),
             )
         # The buffer has its n_steps; SB3 would warn that it ignores the argument
         n_steps, self.n_steps = self.n_steps, 1
         super()._setup_model()
         self.n_steps = n_steps
-
-    def _stride(self) -> int | None:
-        """The stride at which the environment observes inside the chunks (``obs_stride``), if it does."""
-        try:
-            return None if self.env is None else self.env.get_attr("obs_stride")[0]
-        except AttributeError:
-            return None
-
-    def _buffer_settings(self) -> dict[str, Any]:
-        settings = {"n_steps": self.n_steps, "gamma": self.gamma, "stride": self._stride()}
-        replace, keep = self.intervention_ref == "replace", self.intervention_rows > 0
-        return settings | {"overwrite_reference": replace, "keep_interventions": keep}
 
     # ---------------------------------------------------------------- rollouts
 

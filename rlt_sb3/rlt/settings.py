@@ -85,6 +85,24 @@ def policy_settings(given: dict[str, Any], token_input: bool, **settings: Any) -
     return merged
 
 
+def buffer_settings(model: Any) -> dict[str, Any]:
+    """
+    :param model: an RLT model
+    :return: arguments of its replay buffer; the stride is the one at which the environment observes inside the chunks
+    """
+    try:
+        stride = None if model.env is None else model.env.get_attr("obs_stride")[0]
+    except AttributeError:
+        stride = None
+    return {
+        "n_steps": model.n_steps,
+        "gamma": model.gamma,
+        "stride": stride,
+        "overwrite_reference": model.intervention_ref == "replace",
+        "keep_interventions": model.intervention_rows > 0,
+    }
+
+
 def _bc_coef(model: Any, progress: float) -> float:
     try:
         return FloatSchedule(model.bc_coef)(progress)
