@@ -71,49 +71,128 @@ def test_a_short_run_on_official_meshes_equals_stock():
 # ---------------------------------------------------------------- culling, without a simulator
 
 
-def test_clusters_hold_every_triangle_once_and_in_order():
-    from rlt_gym.libero.culling import split_faces
+WINDOW = np.array([-0.4, 0.4, -0.4, 0.4, 1.0, 100.0])  # left, right, bottom, top at the near plane, near, far
+AHEAD = np.hstack([np.eye(3), [[0.0], [0.0], [2.0]]])
 
+
+def chosen_triangles(vertices, faces, size, samples, facing=1.0):
+    """
+    :return: Numbers of the triangles to draw, the parts they are drawn in, and the corners in pixels.
+    """
+    from rlt_gym.libero.triangles import BATCH, select_triangles
+
+    screen, chosen = np.empty((len(vertices), 4)), np.empty(len(faces) + 1, dtype=np.int32)
+    parts = np.empty(len(faces) // BATCH + 3, dtype=np.int64)
+    count, number = select_triangles(
+        vertices, faces, AHEAD, WINDOW, float(size), samples, facing, screen, chosen, parts
+    )  # fmt: skip
+    return chosen[:count].copy(), np.split(chosen[:count].copy(), parts[1:number]), screen
+
+
+def small_triangles(rng, count, spread):
+    """Small triangles, every other one a sliver, that look everywhere."""
+    middle = rng.uniform(-spread, spread, (count, 1, 3)) * [1, 1, 0.3]
+    corners = middle + rng.uniform(-1, 1, (count, 3, 3)) * rng.uniform(0.001, 0.03, (count, 1, 1))
+    corners[::2, 2] = corners[::2, 1] + 0.02 * (corners[::2, 2] - corners[::2, 1])
+    return corners.reshape(-1, 3), np.arange(3 * count, dtype=np.int32).reshape(-1, 3)
+
+
+@pytest.mark.parametrize("facing", [1.0, -1.0])
+def test_a_triangle_is_left_out_only_if_no_sample_can_see_it(facing):
+    """Even after OpenGL has moved its corners by a fraction of a pixel. Checked by intersection at each sample."""
     rng = np.random.default_rng(0)
-    normals = rng.normal(size=(1000, 3))
-    normals /= np.linalg.norm(normals, axis=1, keepdims=True)
-    groups = split_faces(rng.normal(size=(1000, 3)), normals, 64)
-    assert max(map(len, groups)) <= 64
-    assert np.array_equal(np.concatenate(groups), np.arange(1000))
+    vertices, faces = small_triangles(rng, 2000, 0.9)
+    samples = np.array([(0.375, 0.125), (0.875, 0.375), (0.125, 0.625), (0.625, 0.875)])
+    chosen, _, screen = chosen_triangles(vertices, faces, 32, samples, facing)
+    assert np.all(np.diff(chosen) > 0)
+    assert 100 < len(chosen) < 1000
+    grid = np.stack(np.meshgrid(np.arange(32), np.arange(32)), axis=-1).reshape(-1, 1, 2)
+    points = (grid + samples).reshape(-1, 2)
+    for left_out in np.setdiff1d(np.arange(len(faces)), chosen):
+        for _ in range(3):
+            corners = screen[faces[left_out], :2] + rng.uniform(-1, 1, (3, 2)) / 256
+            away = [corner - points for corner in corners]
+            turns = [
+                facing * (a[:, 0] * b[:, 1] - a[:, 1] * b[:, 0]) for a, b in zip(away, away[1:] + away[:1], strict=True)
+            ]
+            assert not (np.array(turns) > 0).all(axis=0).any(), left_out
 
 
-def test_a_cluster_is_dropped_only_if_each_of_its_triangles_looks_away():
-    from rlt_gym.libero.culling import cluster_bounds, seen
+def test_batches_that_are_clipped_stay_so_and_are_not_mixed_with_others():
+    """OpenGL must draw what is left of a batch of triangles in the way it would draw all of it."""
+    from rlt_gym.libero.triangles import BATCH
 
     rng = np.random.default_rng(1)
-    everywhere = np.array([[0.0, 0.0, 0.0, 1.0]])  # a plane that everything is in front of
-    dropped = 0
-    for _ in range(300):
-        middle = rng.normal(size=3)
-        corners = middle + 0.1 * rng.normal(size=(1, 3)) + 0.2 * rng.normal(size=(8, 3, 3)) * [1, 1, 0.05]
-        normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
-        normals[normals[:, 2] < 0] *= -1  # they look up, more or less
-        normals /= np.linalg.norm(normals, axis=1, keepdims=True)
-        eye = 3 * rng.normal(size=3)
-        centre, radius, axis, sine = cluster_bounds(corners, normals)
-        kept = seen(eye, everywhere, centre[None], np.array([radius]), axis[None], np.array([sine]))[0]
-        if not kept:
-            dropped += 1
-            assert (np.einsum("tki,ti->tk", corners - eye, normals) > 0).all()
-    assert dropped > 20
+    inside, faces = small_triangles(rng, 3 * BATCH, 0.3)
+    partly, more = small_triangles(rng, 2 * BATCH, 1.2)
+    vertices = np.concatenate([inside, partly, inside])
+    faces = np.concatenate([faces, more + len(inside), faces + len(inside) + len(partly)])
+    chosen, parts, screen = chosen_triangles(vertices, faces, 64, np.full((1, 2), 0.5))
+    outside = (screen[faces, 3] < 0).any(axis=1)
+    assert len(parts) >= 3 and np.array_equal(np.concatenate(parts), chosen)
+    clipped = {int(batch) for batch in np.flatnonzero(outside) // BATCH}
+    assert clipped == {3, 4}
+    for part in parts:
+        kinds = {int(index) // BATCH in clipped for index in part}
+        assert len(kinds) == 1
+        if kinds == {True}:
+            assert outside[part].any() and len(part) <= BATCH
 
 
-def test_a_mesh_is_cut_only_where_nothing_of_it_is_clipped():
-    from types import SimpleNamespace
-
-    from rlt_gym.libero.culling import _unclipped
-
-    scene = SimpleNamespace(camera=[SimpleNamespace(frustum_near=0.5, frustum_far=10.0)])
-    planes = np.array([[0, 0, 1, 0], [1, 0, 1, 0], [-1, 0, 1, 0]], dtype=float)  # from the origin along z
-    planes[1:] /= np.sqrt(2)
-    centre = np.array([[0, 0, 2], [0, 0, 0.55], [1.95, 0, 2], [3, 0, 2], [0, 0, 9.95]], dtype=float)
-    inside = _unclipped(scene, planes, centre, np.full(5, 0.1))  # type: ignore[arg-type]
-    assert inside.tolist() == [True, False, False, False, False]
+@pytest.mark.sim
+@pytest.mark.parametrize("mirror", [True, False])
+def test_culled_pictures_equal_plain_ones(mirror):
+    """A scene of MuJoCo's alone: things move a lot, a little and not at all, in and out of the view."""
+    code = (
+        f"material = 'material=\"m\"' if {mirror} else ''"
+        + """
+import os
+os.environ.setdefault("MUJOCO_GL", "osmesa")
+os.environ.setdefault("PYOPENGL_PLATFORM", os.environ["MUJOCO_GL"])
+os.environ.setdefault("LP_NUM_THREADS", "0")
+import mujoco
+import numpy as np
+from rlt_gym.libero import render
+model = mujoco.MjModel.from_xml_string(f'''
+<mujoco>
+  <asset>
+    <mesh name="ball" builtin="sphere" params="4" scale="0.1 0.1 0.1"/>
+    <material name="m" reflectance="0.5"/>
+  </asset>
+  <worldbody>
+    <light pos="1 1 3" castshadow="false"/>
+    <camera name="c" pos="0 -1.2 0.7" xyaxes="1 0 0 0 0.5 0.87"/>
+    <geom type="box" size="0.4 0.4 0.02" rgba="0.4 0.4 0.5 1" group="1" {material}/>
+    <body pos="0 0 0.2"><freejoint/><geom type="mesh" mesh="ball" rgba="1 0 0 1" group="1"/></body>
+    <body pos="0.3 0 0.2"><freejoint/><geom type="mesh" mesh="ball" rgba="0 1 0 1" group="1"/></body>
+  </worldbody>
+</mujoco>''')
+data = mujoco.MjData(model)
+culled = render.Renderer(model, 64)
+assert culled._culling is not None
+rng = np.random.default_rng(0)
+samples, pictures = [], []
+for number in range(90):
+    if number % 10 == 0:
+        data.qpos[:3] = rng.uniform(-0.6, 0.6, 3) + [0, 0, 0.5]
+    data.qpos[7:10] += rng.uniform(-1, 1, 3) * (1e-5 if number % 3 else 3e-2)
+    mujoco.mj_kinematics(model, data)
+    mujoco.mj_camlight(model, data)
+    samples.append({name: np.array(getattr(data, name)) for name in render.KINEMATICS})
+    pictures.append(culled.render(samples[-1], "c"))
+pictures.append(culled.render(samples[-1], "c", 96))
+culled.close()
+render.can_cull = lambda *_: False
+plain = render.Renderer(model, 64)
+expected = [plain.render(sample, "c") for sample in samples] + [plain.render(samples[-1], "c", 96)]
+different = [int((a != b).sum()) for a, b in zip(pictures, expected)]
+assert not any(different), different
+assert len({picture.tobytes() for picture in expected}) > 20
+print("same pictures")
+"""
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "same pictures" in done.stdout, done.stderr[-2000:]
 
 
 @pytest.mark.sim

@@ -72,8 +72,7 @@ class Renderer:
     def __init__(self, model: mujoco.MjModel, size: int, quality: str = "exact"):
         self.size = size
         self._viz = copy.copy(model)
-        self._viz.vis.global_.offwidth = max(size, 256)
-        self._viz.vis.global_.offheight = max(size, 256)
+        self._viz.vis.global_.offwidth = self._viz.vis.global_.offheight = self._room = size
         hulls = False
         if quality == "fast":
             self._viz.vis.quality.offsamples = 0
@@ -84,8 +83,7 @@ class Renderer:
                 decimate(self._viz, meshes)
         self._source = model
         self._data = mujoco.MjData(self._viz)
-        side = max(size, 256)
-        self._gl = mujoco.GLContext(side, side)
+        self._gl = mujoco.GLContext(size, size)
         self._gl.make_current()
         self._option = mujoco.MjvOption()
         self._option.geomgroup[0] = 0
@@ -101,20 +99,24 @@ class Renderer:
         self._update_scene()
         self._culling: Culling | None = None
         self._context = self._make_context()
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
 
     def _make_context(self) -> mujoco.MjrContext:
         if not can_cull(self._viz, self._scene):
-            return mujoco.MjrContext(self._viz, mujoco.mjtFontScale.mjFONTSCALE_150)
-        restore = without_meshes(self._viz, self._scene)  # each cluster of them becomes a display list instead
-        context = mujoco.MjrContext(self._viz, mujoco.mjtFontScale.mjFONTSCALE_150)
+            return self._plain_context()
+        restore = without_meshes(self._viz, self._scene)  # what can be seen of them becomes display lists, per picture
+        context = self._plain_context()
         restore()
         try:
             self._culling = Culling(self._viz, context, self._scene)
         except GLError as error:
             warnings.warn(f"pictures are drawn in full, without culling: {error}", stacklevel=2)
             context.free()
-            return mujoco.MjrContext(self._viz, mujoco.mjtFontScale.mjFONTSCALE_150)
+            return self._plain_context()
+        return context
+
+    def _plain_context(self) -> mujoco.MjrContext:
+        context = mujoco.MjrContext(self._viz, mujoco.mjtFontScale.mjFONTSCALE_150)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, context)
         return context
 
     def _update_scene(self) -> None:
@@ -126,10 +128,13 @@ class Renderer:
         """
         :param kinematics: State to draw: copies of the fields :data:`KINEMATICS` of an ``MjData``.
         :param camera: Name of a camera of the model.
-        :param size: Side in pixels, at most 256 or the size given to the constructor; ``None`` for the latter.
+        :param size: Side in pixels; ``None`` for the size given to the constructor.
         :return: uint8 (size, size, 3) in OpenGL's convention, i.e. upside down, as LIBERO gives its pictures.
         """
         side = self.size if size is None else size
+        if side > self._room:
+            mujoco.mjr_resizeOffscreen(side, side, self._context)
+            self._room = side
         self._camera.fixedcamid = self._viz.camera(camera).id
         for name, value in kinematics.items():
             getattr(self._data, name)[:] = value
@@ -137,7 +142,7 @@ class Renderer:
         self._viz.site_rgba[:] = self._source.site_rgba
         self._update_scene()
         if self._culling is not None:
-            self._culling.apply()
+            self._culling.apply(self._camera.fixedcamid, side)
         viewport = mujoco.MjrRect(0, 0, side, side)
         mujoco.mjr_render(viewport, self._scene, self._context)
         picture = np.zeros((side, side, 3), dtype=np.uint8)  # stays so if the GL context is lost

@@ -78,6 +78,8 @@ class LiberoSimulator:
         self.problem.object_property_initializers *= 2
         self.model = self.problem.sim.model._model
         self.data = self.problem.sim.data._data
+        # Nobody reads the gripper's force sensors, and no state depends on them.
+        self.model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_SENSOR)
         self._bind()
         #: Whether control steps run through the compiled controller or through robosuite's own loop.
         self.compiled = self._is_default_controller()
