@@ -53,6 +53,14 @@ def test_failures_pull_less(weight):
         np.testing.assert_allclose(got, numeric_gradient(loss, array, indices), atol=1e-5)
 
 
+def test_a_direct_actor_is_first_fitted_to_the_vla_on_all_rows():
+    """Before it follows the critics, failures show as well as successes what the VLA does."""
+    model, batch = oracle_model(reference_dropout=0.0, actor_mode="direct", bc_failure_weight=0.0)
+    batch = batch._replace(successful=th.zeros(16, 1))
+    stats = model._update_actor(batch, follow_q=False)
+    assert float(stats[0]) == pytest.approx(3.0 * float(stats[2])) and float(stats[2]) > 0.1
+
+
 @pytest.mark.parametrize("stride", [None, 2])
 def test_marks_in_training_follow_the_episodes(stride):
     model = make_model(3, venv=make_venv(3, obs_stride=stride), learning_starts=1000)

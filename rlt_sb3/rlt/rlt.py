@@ -499,7 +499,7 @@ class RLT(TD3):
         squared = (actions - bc_target).pow(2)
         # reference dropout does not touch the target of the pull
         bc_loss = pull = squared.mean()
-        if self.bc_failure_weight < 1.0:
+        if follow_q and self.bc_failure_weight < 1.0:
             # not divided by the sum of the weights: in each row the pull has to hold its own against Q
             pull = (squared * (batch.successful + self.bc_failure_weight * (1.0 - batch.successful))).mean()
         bc_coef = FloatSchedule(self.bc_coef)(self._current_progress_remaining)
