@@ -7,6 +7,8 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
+from rlt_sb3.common.task_rows import TaskRows
+
 TensorDict = dict[str, th.Tensor]
 
 
@@ -74,57 +76,6 @@ def split_batch(batch: ChunkBatch, count: int, size: int) -> list[ChunkBatch]:
     return [ChunkBatch(*values) for values in zip(*columns, strict=True)]
 
 
-class _TaskRows:
-    """Slots that may be drawn, a dense list per task: adding, removing and drawing cost the same at any size."""
-
-    def __init__(self, size: int):
-        self.where = np.full(size, -1, dtype=np.int32)  # place of a slot in the list of its task
-        self.lists: dict[int, np.ndarray] = {}
-        self.counts: dict[int, int] = {}
-
-    def add(self, slot: int, task: int) -> None:
-        rows = self.lists.get(task)
-        count = self.counts.get(task, 0)
-        if rows is None or count == len(rows):
-            grown = np.empty(max(64, 2 * count), dtype=np.int32)
-            if rows is not None:
-                grown[:count] = rows
-            self.lists[task] = rows = grown
-        rows[count] = slot
-        self.where[slot] = count
-        self.counts[task] = count + 1
-
-    def remove(self, slot: int, task: int) -> None:
-        rows, place, last = self.lists[task], self.where[slot], self.counts[task] - 1
-        moved = rows[last]
-        rows[place] = moved
-        self.where[moved] = place
-        self.where[slot] = -1
-        self.counts[task] = last
-
-    def draw(self, count: int, stratified: bool) -> np.ndarray:
-        tasks = [task for task, rows in self.counts.items() if rows > 0]
-        if len(tasks) == 1:
-            return self.lists[tasks[0]][np.random.randint(0, self.counts[tasks[0]], size=count)]
-        if stratified:
-            shares = np.full(len(tasks), count // len(tasks))
-            # tasks take turns at random for what cannot be divided
-            shares[np.random.permutation(len(tasks))[: count % len(tasks)]] += 1
-            parts = [
-                self.lists[task][np.random.randint(0, self.counts[task], size=share)]
-                for task, share in zip(tasks, shares, strict=True)
-            ]
-            return np.concatenate(parts)
-        ends = np.cumsum([self.counts[task] for task in tasks])
-        places = np.random.randint(0, ends[-1], size=count)
-        chosen = np.empty(count, dtype=np.int32)
-        which = np.searchsorted(ends, places, side="right")
-        for index, task in enumerate(tasks):
-            mine = which == index
-            chosen[mine] = self.lists[task][places[mine] - (ends[index] - self.counts[task])]
-        return chosen
-
-
 class ChunkRows:
     """
     A ring of slots, each with an observation and, once it is known, the chunk that was executed from there.
@@ -172,7 +123,7 @@ class ChunkRows:
         self.successful = np.zeros(self.size, dtype=bool)  # the episode is over and was a success
         self.task_ids = np.zeros(self.size, dtype=np.int32)
         self.next_slot = np.zeros(self.size, dtype=np.int32)
-        self.rows = _TaskRows(self.size)
+        self.rows = TaskRows(self.size)
 
     @property
     def bytes_per_slot(self) -> int:
@@ -412,7 +363,7 @@ class ChunkRows:
         where, lists = state.pop("rows")
         self.__dict__.update({name: grow(v) if isinstance(v, np.ndarray) else v for name, v in state.items()})
         self.obs = {key: grow(value) for key, value in state["obs"].items()}
-        self.rows = _TaskRows(size)
+        self.rows = TaskRows(size)
         self.rows.where[: len(where)] = where
         self.rows.lists = lists
         self.rows.counts = {task: len(rows) for task, rows in lists.items()}

@@ -1,0 +1,71 @@
+"""Which rows can be drawn, by task."""
+
+import numpy as np
+
+
+class TaskRows:
+    """
+    Slots that may be drawn, a dense list per task: adding, removing and drawing cost the same at any size.
+
+    :param size: number of slots
+    """
+
+    def __init__(self, size: int):
+        self.where = np.full(size, -1, dtype=np.int32)  # place of a slot in the list of its task
+        self.lists: dict[int, np.ndarray] = {}
+        self.counts: dict[int, int] = {}
+
+    def add(self, slot: int, task: int) -> None:
+        """
+        :param slot: a slot that cannot be drawn yet
+        :param task: its task
+        """
+        rows = self.lists.get(task)
+        count = self.counts.get(task, 0)
+        if rows is None or count == len(rows):
+            grown = np.empty(max(64, 2 * count), dtype=np.int32)
+            if rows is not None:
+                grown[:count] = rows
+            self.lists[task] = rows = grown
+        rows[count] = slot
+        self.where[slot] = count
+        self.counts[task] = count + 1
+
+    def remove(self, slot: int, task: int) -> None:
+        """
+        :param slot: a slot that can be drawn
+        :param task: its task
+        """
+        rows, place, last = self.lists[task], self.where[slot], self.counts[task] - 1
+        moved = rows[last]
+        rows[place] = moved
+        self.where[moved] = place
+        self.where[slot] = -1
+        self.counts[task] = last
+
+    def draw(self, count: int, stratified: bool) -> np.ndarray:
+        """
+        :param count: how many slots, with replacement
+        :param stratified: as many of each task, instead of uniformly
+        :return: slots (count,)
+        """
+        tasks = [task for task, rows in self.counts.items() if rows > 0]
+        if len(tasks) == 1:
+            return self.lists[tasks[0]][np.random.randint(0, self.counts[tasks[0]], size=count)]
+        if stratified:
+            shares = np.full(len(tasks), count // len(tasks))
+            # tasks take turns at random for what cannot be divided
+            shares[np.random.permutation(len(tasks))[: count % len(tasks)]] += 1
+            parts = [
+                self.lists[task][np.random.randint(0, self.counts[task], size=share)]
+                for task, share in zip(tasks, shares, strict=True)
+            ]
+            return np.concatenate(parts)
+        ends = np.cumsum([self.counts[task] for task in tasks])
+        places = np.random.randint(0, ends[-1], size=count)
+        chosen = np.empty(count, dtype=np.int32)
+        which = np.searchsorted(ends, places, side="right")
+        for index, task in enumerate(tasks):
+            mine = which == index
+            chosen[mine] = self.lists[task][places[mine] - (ends[index] - self.counts[task])]
+        return chosen
