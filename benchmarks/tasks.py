@@ -1,0 +1,118 @@
+"""
+The results page: finished runs of several tasks and seeds as one JSON file, one table and one figure.
+
+    rlt train --config examples/configs/libero_goal_6.yaml --seed 0      # and so on, see docs/misc/results.md
+    python benchmarks/tasks.py runs/libero_goal_6 runs/libero_goal_6-2 runs/libero_spatial_8
+
+Reads `evaluations.json` of each run; writes `benchmarks/results/tasks.json` and `docs/images/results.png` and prints the
+table. The figure shows, per task, the share of the selection states that the model solves during training: the mean
+over the seeds, a band from the worst to the best of them, and the frozen VLA with Wilson's 95 % interval.
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from rlt_sb3.evaluation import Evaluation, compare
+from rlt_sb3.report import read_evaluations
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+ROOT = Path(__file__).parent.parent
+
+
+def summary(run: Path) -> dict[str, Any]:
+    """
+    :param run: folder of a finished run
+    :return: what the table and the figure show of it
+    """
+    data = read_evaluations(run)
+    env, (vla, rlt) = data["config"]["env"], (Evaluation.from_dict(data[key]) for key in ("vla", "rlt"))
+    before = {(row.task_id, row.init_index): row.steps for row in vla.rows if row.success}
+    after = {(row.task_id, row.init_index): row.steps for row in rlt.rows if row.success}
+    both = sorted(before.keys() & after.keys())
+    paired = compare(vla, rlt)
+    return {
+        "task": f"{env['suite']} {', '.join(map(str, env['task_ids']))}",
+        "algorithm": data["config"]["algorithm"],
+        "seed": data["config"]["seed"],
+        "vla": {"k": vla.successes, "n": vla.n, "wilson_95": vla.interval},
+        "rlt": {"k": rlt.successes, "n": rlt.n, "wilson_95": rlt.interval},
+        "fixed": paired.fixed,
+        "broken": paired.broken,
+        "p_value": paired.p_value,
+        "steps_where_both_succeed": [float(np.mean([steps[key] for key in both])) for steps in (before, after)],
+        "control_steps": data["training"]["control_steps"],
+        "minutes": data["minutes"],
+        "selection": {
+            "n": data["vla_selection"]["n"],
+            "vla": data["vla_selection"]["successes"],
+            "vla_wilson_95": data["vla_selection"]["wilson_95"],
+            "chunks": [point["chunks"] for point in data["selection"]],
+            "successes": [point["evaluation"]["successes"] for point in data["selection"]],
+        },
+    }
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """:return: Markdown, one row per run"""
+    lines = [
+        "| task | seed | frozen VLA | RLT | fixed / broken | McNemar p | steps where both succeed | minutes |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        rates = (
+            f"{r['k']}/{r['n']} ({100 * r['wilson_95'][0]:.0f} % to {100 * r['wilson_95'][1]:.0f} %)"
+            for r in (run["vla"], run["rlt"])
+        )
+        steps = " -> ".join(f"{steps:.0f}" for steps in run["steps_where_both_succeed"])
+        lines.append(
+            f"| {run['task']} | {run['seed']} | {' | '.join(rates)} | {run['fixed']} / {run['broken']} | "
+            f"{run['p_value']:.0e} | {steps} | {run['minutes']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def figure(runs: list[dict[str, Any]], path: Path) -> None:
+    """
+    :param runs: summaries
+    :param path: where the picture goes
+    """
+    tasks = defaultdict(list)
+    for run in runs:
+        tasks[run["task"]].append(run["selection"])
+    fig, axes = plt.subplots(1, len(tasks), figsize=(4 * len(tasks), 3.2), sharey=True, squeeze=False)
+    for ax, (task, curves) in zip(axes[0], tasks.items(), strict=True):
+        chunks = [0, *min((curve["chunks"] for curve in curves), key=len)]
+        rates = np.array([[c["vla"], *c["successes"][: len(chunks) - 1]] for c in curves]) / curves[0]["n"]
+        ax.axhspan(*curves[0]["vla_wilson_95"], color="0.9", label="frozen VLA, 95 % interval")
+        ax.axhline(curves[0]["vla"] / curves[0]["n"], color="0.5", linestyle="--")
+        ax.fill_between(chunks, rates.min(0), rates.max(0), color="tab:blue", alpha=0.2)
+        ax.plot(chunks, rates.mean(0), color="tab:blue", marker="o", label=f"RLT, {len(curves)} seed(s)")
+        ax.set(title=task, xlabel="action chunks of practice", ylim=(0, 1.02))
+        ax.legend(loc="lower right", fontsize=7)
+    axes[0, 0].set_ylabel("selection states solved")
+    fig.tight_layout()
+    fig.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
+    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "tasks.json")
+    parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "images" / "results.png")
+    args = parser.parse_args()
+    runs = sorted((summary(run) for run in args.runs), key=lambda run: (run["task"], run["seed"]))
+    args.json.write_text(json.dumps(runs, indent=1) + "\n")
+    figure(runs, args.figure)
+    print(table(runs))
+
+
+if __name__ == "__main__":
+    main()
