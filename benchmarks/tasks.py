@@ -4,9 +4,9 @@ The results page: finished runs of several tasks and seeds as one JSON file, one
     rlt train --config examples/configs/libero_goal_6.yaml --seed 0      # and so on, see docs/misc/results.md
     python benchmarks/tasks.py runs/libero_goal_6 runs/libero_goal_6-2 runs/libero_spatial_8
 
-Reads `evaluations.json` of each run; writes `benchmarks/results/tasks.json` and `docs/images/results.png` and prints the
-table. The figure shows, per task, the share of the selection states that the model solves during training: the mean
-over the seeds, a band from the worst to the best of them, and the frozen VLA with Wilson's 95 % interval.
+Reads `evaluations.json` of each run; writes `benchmarks/results/tasks.json` and `docs/images/results.png` and prints
+the table. The figure shows, per task, the share of the selection states that the model solves during training: the
+mean over the seeds, a band from the worst to the best of them, and the frozen VLA with Wilson's 95 % interval.
 """
 
 import argparse
