@@ -42,8 +42,8 @@ GEOM = np.dtype(
 #: (:data:`rlt_gym.libero.triangles.SLACK`) is more than this and OpenGL's rounding together.
 STILL = 1 / 512
 
-#: After so many pictures all triangles are chosen again: Mesa keeps lists in blocks of 20 MB, and one list that never
-#: changes would keep a whole block.
+#: After so many pictures all lists are emptied and all triangles chosen again: Mesa keeps lists in large blocks, and one
+#: list that never changes, or that nothing shows any more, would keep a whole block.
 RENEWAL = 64
 
 #: Below so many triangles in all there is nothing to gain.
@@ -108,12 +108,17 @@ class _View:
             _compile_list(self.planes + plane, partial(GL.glCallList, own_planes + plane))
 
     def grow_older(self) -> None:
-        """Count a picture, and now and then choose all triangles again."""
+        """Count a picture, and now and then empty all lists and choose all triangles again."""
         self.age += 1
         if self.age > RENEWAL:
             self.age = 1
-            for poses in self.poses:
-                poses[:] = np.inf
+            for which in (0, 1):
+                self.clear(which, np.arange(len(self.counts[which])))
+                self.poses[which][:] = np.inf
+                for numbers in self.parts[which].values():
+                    for number in numbers:
+                        GL.glDeleteLists(number, 2)
+                self.parts[which].clear()
 
     def more_lists(self, which: int, geom: int, count: int) -> list[int]:
         """Lists of a geom that is drawn in several parts."""
