@@ -42,8 +42,8 @@ GEOM = np.dtype(
 #: (:data:`rlt_gym.libero.triangles.SLACK`) is more than this and OpenGL's rounding together.
 STILL = 1 / 512
 
-#: After so many pictures all lists are emptied and all triangles chosen again: Mesa keeps lists in large blocks, and one
-#: list that never changes, or that nothing shows any more, would keep a whole block.
+#: After so many pictures all lists are emptied and all triangles chosen again: Mesa keeps lists in large blocks, and a
+#: single list that never changes, or that nothing shows any more, would keep a whole block.
 RENEWAL = 64
 
 #: Below so many triangles in all there is nothing to gain.
