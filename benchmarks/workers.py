@@ -15,6 +15,7 @@ import os
 from typing import Any
 
 import numpy as np
+import unshadow  # noqa: F401
 
 from rlt_gym.libero.vector_env import LiberoVectorEnv
 

@@ -1,0 +1,7 @@
+"""Import this first: ``libero.py`` in this folder bears the name of the package that it measures."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != HERE]
