@@ -10,6 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from rlt_gym.demos import DemoWriter
+from rlt_gym.libero.experts import check_expert
 from rlt_gym.libero.tasks import SUITE_HORIZONS, LiberoTask, get_tasks
 from rlt_gym.libero.vector_env import SPLIT_SIZES, LiberoVectorEnv
 
@@ -52,9 +53,11 @@ class CollectConfig:
 def collect(config: CollectConfig) -> list[Path]:
     """
     :return: The files written, one per task.
+    :raises ValueError: There is no expert for one of the tasks.
     :raises RuntimeError: The expert fails more often than it succeeds.
     """
     tasks = get_tasks(config.suite, config.task_ids)
+    check_expert(config.suite, [task.task_id for task in tasks])
     env = LiberoVectorEnv(
         config.num_envs,
         config.suite,

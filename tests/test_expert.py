@@ -10,6 +10,8 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from rlt_gym.assets import embedded_assets
+from rlt_gym.libero.experts import SOLVED_TASKS, NoSkillError, check_expert, make_expert
+from rlt_gym.libero.experts.clearance import blocked, drawer_way, place_aside
 from rlt_gym.libero.experts.evaluate import evaluate, run_episode
 from rlt_gym.libero.experts.geometry import (
     clip_norm,
@@ -20,8 +22,9 @@ from rlt_gym.libero.experts.geometry import (
     shape_points,
     surface_heights,
 )
-from rlt_gym.libero.experts.grasps import category
+from rlt_gym.libero.experts.grasps import DOWN, category, leaning
 from rlt_gym.libero.experts.scripted import ScriptedExpert, in_order
+from rlt_gym.libero.tasks import SUITE_HORIZONS, get_tasks
 
 MAX_STEPS = 150
 
@@ -181,12 +184,83 @@ def test_refuses_bad_settings(simulator: Any, arguments: dict[str, float]) -> No
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize(("suite", "task_id"), [("libero_goal", 3), ("libero_goal", 7), ("libero_spatial", 4)])
+@pytest.mark.parametrize(
+    ("suite", "task_id"),
+    # a knob, a bowl in a drawer, a bottle close to the robot's base, a drawer just above the table
+    [("libero_goal", 7), ("libero_spatial", 4), ("libero_90", 62), ("libero_90", 22)],
+)
 def test_drawers_knob_and_tight_places(suite: str, task_id: int) -> None:
     simulator = embedded_simulator(suite, task_id)
     simulator.reset("eval", 0, observe=False)
-    success, _ = run_episode(simulator, ScriptedExpert(simulator.problem), np.random.default_rng(0), 220)
+    success, _ = run_episode(simulator, make_expert(simulator), np.random.default_rng(0), 220)
     assert success and simulator.problem._check_success()
+
+
+@pytest.mark.sim
+def test_moves_aside_what_stands_in_a_drawers_way() -> None:
+    simulator = embedded_simulator("libero_goal", 3)
+    simulator.reset("eval", 0, observe=False)
+    expert = make_expert(simulator)
+    expert.reset(np.random.default_rng(0))
+    bowl, region = expert.goals[0][1:]
+    low, high = drawer_way(expert.scene, region)
+    cabinet = expert.scene.points(expert.scene.owner(region))
+    assert high[1] > cabinet[:, 1].max() + 0.1  # it opens along y
+    assert np.linalg.norm(place_aside(expert.scene, bowl, low, high)) > 0.05
+    skills = []
+    for _ in range(300):
+        done = simulator.step_chunk(expert.act()[None], observe=False).success
+        name = type(expert._skill).__name__
+        if not skills or skills[-1] != name:
+            skills.append(name)
+            if name == "OpenDrawer":
+                assert not place_aside(expert.scene, bowl, *drawer_way(expert.scene, region)).any()
+        if done:
+            break
+    assert done and skills == ["MoveAside", "OpenDrawer", "PickPlace"]
+
+
+@pytest.mark.sim
+def test_make_expert_refuses_tasks_it_does_not_solve() -> None:
+    simulator = embedded_simulator("libero_90", 42)
+    simulator.reset("eval", 0, observe=False)
+    with pytest.raises(NoSkillError, match=r"no expert for libero_90 42\. It solves libero_spatial: 0, 1"):
+        make_expert(simulator)
+
+
+def test_solved_tasks_exist() -> None:
+    assert set(SOLVED_TASKS) == set(SUITE_HORIZONS)
+    for suite, task_ids in SOLVED_TASKS.items():
+        assert task_ids == tuple(sorted(task_ids)) and [task.task_id for task in get_tasks(suite, task_ids)] == [
+            *task_ids
+        ]
+        check_expert(suite, task_ids)
+    with pytest.raises(NoSkillError, match="libero_10 9"):
+        check_expert("libero_10", [0, 9])
+
+
+class _Boxes:
+    """As much of a scene as clearance needs: upright boxes on a table at height 0."""
+
+    base_position = np.array([-0.6, 0.0, 0.0])
+
+    def __init__(self, *boxes: tuple[float, ...]):
+        self.low, self.high = np.array(boxes)[:, :3], np.array(boxes)[:, 3:]
+
+    def heights(self, geoms: np.ndarray, points: np.ndarray) -> np.ndarray:
+        inside = (points[:, None] >= self.low[None, :, :2]) & (points[:, None] <= self.high[None, :, :2])
+        return np.where(inside.all(axis=2), self.high[:, 2], -np.inf).max(axis=1)
+
+
+def test_a_leaning_hand_fits_where_an_upright_one_does_not() -> None:
+    """A wall 3 cm beside the grasp point; the palm of a hand turned along it is 6.6 cm thick."""
+    scene: Any = _Boxes((-0.5, -0.5, -0.1, 0.5, 0.5, 0.0), (-0.3, 0.03, 0.0, 0.3, 0.3, 0.3))
+    position, axis = np.array([[0.0, 0.0, 0.03]]), np.array([[1.0, 0.0, 0.0]])
+    away, towards = (leaning(np.array([[0.0, sign, 0.0]]), 0.45) for sign in (-1.0, 1.0))
+    shares = [blocked(scene, np.arange(2), position, axis, palm, 0.08)[0] for palm in (np.array([DOWN]), away, towards)]
+    assert shares[0] > 0.0 and shares[1] == 0.0 and shares[2] > shares[0]
+    # palms look back at what they lean away from
+    np.testing.assert_allclose(away, [[0.0, np.sin(0.45), -np.cos(0.45)]], atol=1e-12)
 
 
 @pytest.mark.sim

@@ -95,7 +95,7 @@ class ScriptedTakeover:
     """
     The scripted expert in the place of a human: takes over when things stall, hands back after a while.
 
-    Its task must be one that :class:`~rlt_gym.libero.experts.ScriptedExpert` can solve.
+    Its task must be one that there is an expert for: ``rlt_gym.libero.experts.SOLVED_TASKS``.
 
     :param stall: Take over after so many control steps without :class:`Progress`; ``None``: never for that.
     :param deadline: Take over from this control step of the episode on; ``None``: never for that.
@@ -155,9 +155,9 @@ class ScriptedTakeover:
     def reset(self, simulator: Any, rng: np.random.Generator) -> None:
         """See :class:`Intervenor`."""
         if simulator is not self._simulator:
-            from rlt_gym.libero.experts import ScriptedExpert
+            from rlt_gym.libero.experts import make_expert
 
-            self._expert = ScriptedExpert(simulator.problem, noise=self.noise)
+            self._expert = make_expert(simulator, noise=self.noise)
             self._progress = Progress(simulator.problem, self.least_progress)
             self._simulator = simulator
         self._progress.reset()

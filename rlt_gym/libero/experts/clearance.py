@@ -16,6 +16,10 @@ FINGER_HALF, FINGER_TIP = np.array([0.012, 0.012]), 0.01
 PALM_HEIGHT = 0.045
 #: Half length and half width of the palm.
 PALM_HALF = np.array([0.105, 0.033])
+#: The wrist above a palm: height above the grasp point and half width. It is over the palm unless the hand leans.
+WRIST_HEIGHTS, WRIST_HALVES = (0.13, 0.2), (0.05, 0.07)
+#: The last but one link of the arm lies this far on the robot's side of the wrist, metres.
+WRIST_OFFSET = 0.07
 #: Farther than this from the robot's base the arm is nearly stretched and slow to settle, metres.
 COMFORTABLE_REACH = 0.65
 
@@ -27,15 +31,27 @@ def _rectangle(half: Array, count: tuple[int, int]) -> Array:
     )
 
 
-def _hand_points(opening: float) -> tuple[Array, Array]:
+def _hand_points(opening: float, leans: bool = False) -> tuple[Array, Array]:
     """Points of the hand's outline: (n, 2) in the hand's frame and (n,) heights above the grasp point."""
     finger, palm = _rectangle(FINGER_HALF, (3, 3)), _rectangle(PALM_HALF, (9, 3))
     away = np.array([opening / 2 + FINGER_HALF[0], 0.0])
-    heights = np.concatenate([np.full(2 * len(finger), -FINGER_TIP), np.full(len(palm), PALM_HEIGHT)])
-    return np.concatenate([finger + away, finger - away, palm]), heights
+    parts = [(finger + away, -FINGER_TIP), (finger - away, -FINGER_TIP), (palm, PALM_HEIGHT)]
+    if leans:
+        parts += [
+            (_rectangle(np.full(2, half), (3, 3)), h) for h, half in zip(WRIST_HEIGHTS, WRIST_HALVES, strict=True)
+        ]
+    return np.concatenate([part for part, _ in parts]), np.concatenate([np.full(len(p), h) for p, h in parts])
 
 
-def blocked(scene: Scene, geoms: Array, positions: Array, axes: Array, opening: float, margin: float = 0.004) -> Array:
+def blocked(
+    scene: Scene,
+    geoms: Array,
+    positions: Array,
+    axes: Array,
+    approaches: Array,
+    opening: float,
+    margin: float = 0.004,
+) -> Array:
     """
     How much is in the way of a hand that comes down from above.
 
@@ -43,16 +59,22 @@ def blocked(scene: Scene, geoms: Array, positions: Array, axes: Array, opening: 
     :param geoms: obstacles, geom ids
     :param positions: (k, 3) grasp points
     :param axes: (k, 3) lines between the fingers
+    :param approaches: (k, 3) unit vectors along which the palm looks
     :param opening: gap between the fingers, metres
     :param margin: room to keep above things, metres
     :return: (k,) share of the hand's outline that would hit something
     """
-    outline, low = _hand_points(opening)
-    u = axes[:, None, :2] / np.linalg.norm(axes[:, None, :2], axis=2, keepdims=True)
-    v = np.stack([-u[..., 1], u[..., 0]], axis=2)
-    points = positions[:, None, :2] + outline[:, :1] * u + outline[:, 1:] * v
-    heights = scene.heights(geoms, points.reshape(-1, 2)).reshape(points.shape[:2])
-    return np.asarray((heights > positions[:, 2:] + low + margin).mean(axis=1))
+    outline, low = _hand_points(opening, leans=bool((approaches[:, 2] > -0.99).any()))
+    u = axes - (axes * approaches).sum(axis=1, keepdims=True) * approaches
+    u = u / np.linalg.norm(u, axis=1, keepdims=True)
+    v = np.cross(approaches, u)
+    points = positions[:, None] + outline[:, :1] * u[:, None] + outline[:, 1:] * v[:, None]
+    points = points - low[:, None] * approaches[:, None]
+    to_base = scene.base_position[:2] - positions[:, :2]
+    to_base /= np.linalg.norm(to_base, axis=1, keepdims=True)
+    points[:, low == WRIST_HEIGHTS[-1], :2] += WRIST_OFFSET * to_base[:, None]
+    heights = scene.heights(geoms, points[..., :2].reshape(-1, 2)).reshape(points.shape[:2])
+    return np.asarray((heights > points[..., 2] + margin).mean(axis=1))
 
 
 def path_top(scene: Scene, geoms: Array, start: Array, end: Array, half_width: float) -> float:
@@ -107,3 +129,87 @@ def landing_offset(scene: Scene, target: str, name: str, bottom: float, hand: Ar
     reach = np.linalg.norm(centre + offsets - scene.base_position[:2], axis=1)
     cost += 0.15 * np.clip(reach - COMFORTABLE_REACH, 0.0, None)
     return np.asarray(offsets[int(np.argmin(cost))])
+
+
+def way_out(scene: Scene, name: str, axis: Array, approach: Array) -> Array:
+    """
+    How far to pull an object that is held sideways before it can be lifted: out from under an open drawer, say.
+
+    :param scene: the simulation
+    :param name: the object in the hand
+    :param axis: (3,) line between the fingers
+    :param approach: (3,) where the palm looks
+    :return: (2,) the shortest displacement that leaves nothing above object and hand, metres; zero if there is nothing
+    """
+    hand, geoms = scene.hand_position, scene.obstacles(name)
+    outline, low = _hand_points(0.0)
+    u = axis - (axis @ approach) * approach
+    u, v = u / np.linalg.norm(u), np.cross(approach, u / np.linalg.norm(u))
+    own = scene.points(name)
+    points = np.concatenate([hand + outline[:, :1] * u + outline[:, 1:] * v - low[:, None] * approach, own])
+    bottoms, tops = scene.boxes(geoms)
+    above = geoms[bottoms[:, 2] > hand[2] + 0.02]
+    beside = geoms[(bottoms[:, 2] <= hand[2] + 0.02) & (tops[:, 2] > own[:, 2].min() + 0.03)]
+    around = _rectangle(np.full(2, 0.008), (2, 2))
+    spots = (points[:, None, :2] + around).reshape(-1, 2)
+    heights = np.repeat(points[:, 2], len(around))
+
+    def free(which: Array, offset: Array) -> bool:
+        return not bool((scene.heights(which, spots + offset) > heights).any())
+
+    if free(above, np.zeros(2)):
+        return np.zeros(2)
+    angles = np.arange(16) * np.pi / 8
+    for length in np.arange(0.02, 0.2, 0.02):
+        ways = [length * np.array([np.cos(angle), np.sin(angle)]) for angle in angles]
+        for way in sorted(ways, key=lambda way: float(np.linalg.norm(hand[:2] + way - scene.base_position[:2]))):
+            if free(above, way) and free(beside, way) and free(beside, way / 2):
+                return way
+    return np.zeros(2)
+
+
+def drawer_way(scene: Scene, region: str) -> tuple[Array, Array]:
+    """
+    Where a drawer will be on its way out.
+
+    :param scene: the simulation
+    :param region: site name, such as ``wooden_cabinet_1_top_region``
+    :return: (lowest corner (2,), highest corner (2,)) of the ground it covers from here to fully open, metres
+    """
+    joint, body = scene.joint_of(region)
+    geoms = np.flatnonzero((scene.model.geom_bodyid == body) & (scene.model.geom_contype != 0))
+    low, high = scene.boxes(geoms)
+    ends = scene.model.jnt_range[joint] - scene.data.qpos[scene.model.jnt_qposadr[joint]]
+    moves = scene.data.xaxis[joint] * ends[:, None]
+    return (low.min(axis=0) + moves.min(axis=0))[:2], (high.max(axis=0) + moves.max(axis=0))[:2]
+
+
+def place_aside(scene: Scene, name: str, low: Array, high: Array) -> Array | None:
+    """
+    The nearest free place for an object that stands in a drawer's way.
+
+    :param scene: the simulation
+    :param name: the object
+    :param low: (2,) lowest corner of the ground to leave free, metres
+    :param high: (2,) its highest corner
+    :return: (2,) displacement, metres; zero if the object is not in the way, ``None`` if there is no room anywhere
+    """
+    points = scene.points(name)
+    start, end = points.min(axis=0), points.max(axis=0)
+
+    def apart(offset: Array, room: float) -> bool:
+        return bool((start[:2] + offset > high + room).any() or (end[:2] + offset < low - room).any())
+
+    if apart(np.zeros(2), 0.03):
+        return np.zeros(2)
+    geoms, outline = scene.obstacles(name), _rectangle((end - start)[:2] / 2 + 0.015, (7, 7)) + (start + end)[:2] / 2
+    steps = np.arange(-0.28, 0.29, 0.02)
+    offsets = [np.array([x, y]) for x in steps for y in steps]
+    for room in (0.06, 0.04):
+        for offset in sorted(offsets, key=lambda way: float(np.linalg.norm(way))):
+            reach = np.linalg.norm((start + end)[:2] / 2 + offset - scene.base_position[:2])
+            if apart(offset, room) and 0.3 < reach < COMFORTABLE_REACH + 0.1:
+                heights = scene.heights(geoms, outline + offset)
+                if float(np.ptp(heights)) < 0.005 and abs(float(heights.max()) - start[2]) < 0.005:
+                    return offset
+    return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlt_gym.libero.experts.geometry import Array, hand_rotation, ramp, rotation_vector
+from rlt_gym.libero.experts.geometry import Array, axis_within_quarter_turn, hand_rotation, ramp, rotation_vector
+from rlt_gym.libero.experts.grasps import HOME_FINGER_AXIS
 from rlt_gym.libero.experts.scene import Scene
 from rlt_gym.libero.experts.skills import CLOSE, OPEN, Command
 
@@ -57,7 +58,7 @@ class _Drawer:
     @property
     def done(self) -> bool:
         """The drawer is as wanted and the hand has left."""
-        return self.stage == "retreat" and self.count > 14
+        return self.stage == "retreat" and self.count > 10
 
     def _enter(self, stage: str) -> None:
         self.stage, self.count, self.anchor = stage, 0, self.scene.hand_position
@@ -113,6 +114,22 @@ class CloseDrawer(_Drawer):
 
     #: Distance in front of the handle from which the hand pushes, metres.
     standoff = 0.08
+    #: A handle lower than this above the ground is pushed by a steep hand whose fingers lie along it, metres.
+    low_handle = 0.12
+
+    def __init__(self, scene: Scene, predicate: list[str]):
+        super().__init__(scene, predicate)
+        ground = float(scene.points(scene.owner(predicate[1]))[:, 2].min())
+        self.low = float(self.handle()[2]) < ground + self.low_handle
+        if self.low:
+            self.tilt = 1.1
+
+    @property
+    def fingers(self) -> Array:
+        """(3,) line between the fingers: along a low handle, else upright."""
+        if not self.low:
+            return super().fingers
+        return axis_within_quarter_turn(np.cross(self.pull, [0.0, 0.0, 1.0]), HOME_FINGER_AXIS)
 
     def act(self) -> Command:
         """
@@ -135,6 +152,8 @@ class CloseDrawer(_Drawer):
         front = handle + self.standoff * pull
         if float(np.linalg.norm(front - hand)) < 0.025 and scene.opening < 0.02:
             self._enter("push")
+            # steep on the way, to pass above things; flatter now, as the handles above stick out as far as this one
+            self.tilt = min(self.tilt, 0.7)
         target = front.copy()
         # over the drawer or beside it: first rise, then pass over its front
         if ahead < 0.6 * self.standoff:

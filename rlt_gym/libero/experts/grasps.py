@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,22 @@ WIDEST_GRASP = 0.072
 NARROW = 0.045
 #: The point between the finger tips may come this close to the surface an object stands on.
 TIP_CLEARANCE = 0.012
+DOWN = np.array([0.0, 0.0, -1.0])
+#: How far the hand may lean over where it would hit something upright, radians.
+LEANS = (0.45, 0.8)
+#: Closer to the robot's base than this an upright hand meets the limits of the arm's joints, metres.
+NEAR_BASE = 0.3
+
+
+def leaning(directions: Array, angle: float) -> Array:
+    """
+    Where the palms of hands look that lean over.
+
+    :param directions: (k, 3) horizontal unit vectors to which the hands lean
+    :param angle: by how much, radians
+    :return: (k, 3) unit vectors
+    """
+    return np.asarray(np.cos(angle) * DOWN - np.sin(angle) * directions)
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,8 @@ class Grasp:
         self.turn = 0.0
         #: Gap between the fingers on the way to the grasp, metres.
         self.opening = WIDE_OPEN
+        #: (3,) where the palm looks.
+        self.approach: Array = DOWN
         self.choose()
 
     def choose(self) -> None:
@@ -95,13 +114,35 @@ class Grasp:
         shared = 0.05 * np.abs(turns - jitter) + 0.05 * np.arccos(np.clip(np.abs(axes @ HOME_FINGER_AXIS), 0.0, 1.0))
         for tried in self.tried:
             shared += 0.4 * (np.abs(np.angle(np.exp(1j * (tried - turns)))) < 0.4)
-        geoms, best = self.scene.obstacles(self.name), np.inf
-        for opening in (WIDE_OPEN, NARROW) if self.rule.rim else (WIDE_OPEN,):
-            costs = 3.0 * blocked(self.scene, geoms, positions, axes, opening) + shared
-            if costs.min() < best - 0.02:
-                best, self.opening = float(costs.min()), opening
-                self.turn = float(turns[int(np.argmin(costs))])
+        geoms, best, hits = self.scene.obstacles(self.name), np.inf, 0.0
+        for approaches, penalty in self._approaches(positions, axes):
+            for opening in (WIDE_OPEN, NARROW) if self.rule.rim else (WIDE_OPEN,):
+                share = blocked(self.scene, geoms, positions, axes, approaches, opening)
+                # what was in the way once will be again: then only a free hand will do
+                costs = 3.0 * share + 0.25 * (share > 0.0) * bool(self.tried) + shared + penalty
+                index = int(np.argmin(costs))
+                if costs[index] < best - 0.02:
+                    best, hits, self.opening = float(costs[index]), float(share[index]), opening
+                    self.turn, self.approach = float(turns[index]), approaches[index]
+            if hits == 0.0:
+                break
         self.tried.append(self.turn)
+
+    def _approaches(self, positions: Array, axes: Array) -> Iterator[tuple[Array, float]]:
+        """Upright hands first, after a failure hands that lean over as well; each with what it costs."""
+        upright = np.tile(DOWN, (len(axes), 1))
+        outwards = positions - self.scene.base_position
+        outwards[:, 2] = 0.0
+        distance = np.linalg.norm(outwards, axis=1, keepdims=True)
+        if float(distance.min()) < NEAR_BASE:
+            yield leaning(outwards / distance, LEANS[0]), 0.0
+        yield upright, 0.0
+        if not self.tried:
+            return
+        across = np.stack([-axes[:, 1], axes[:, 0], np.zeros(len(axes))], axis=1)
+        for angle in LEANS:
+            for lean in (across, -across, axes, -axes):
+                yield leaning(lean, angle), 0.2 * angle
 
     def pose(self) -> tuple[Array, Array]:
         """

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlt_gym.libero.experts.scripted import ScriptedExpert
+from rlt_gym.libero.experts.supported import make_expert
 
 
 def record_demo(simulator: Any, index: int, seed: int, noise: float, max_steps: int) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def record_demo(simulator: Any, index: int, seed: int, noise: float, max_steps: 
         ``actions`` (T, 7), ``object_positions`` (T, n, 3) in m; and ``success``.
     """
     observation = simulator.reset("train", index)
-    expert = ScriptedExpert(simulator.problem, noise=noise)
+    expert = make_expert(simulator, noise=noise)
     expert.reset(np.random.default_rng(seed))
     rows: dict[str, list[np.ndarray]] = {}
     success = False

@@ -11,7 +11,7 @@ from rlt_gym.libero.experts.geometry import Array, clip_norm, hand_rotation, rot
 from rlt_gym.libero.experts.grasps import HOME_FINGER_AXIS
 from rlt_gym.libero.experts.knobs import TurnKnob
 from rlt_gym.libero.experts.scene import Scene
-from rlt_gym.libero.experts.skills import DOWN, OPEN, Command, PickPlace
+from rlt_gym.libero.experts.skills import DOWN, OPEN, Command, MoveAside, PickPlace
 
 #: Displacement and turn that an action of 1 asks the controller for (LIBERO's OSC_POSE settings).
 POSITION_SCALE = 0.05
@@ -19,7 +19,7 @@ ROTATION_SCALE = 0.5
 
 
 class NoSkillError(ValueError):
-    """A goal predicate that no skill is made for."""
+    """A goal predicate that no skill is made for, or a task that the skills do not solve."""
 
 
 def in_order(goals: list[list[str]]) -> list[list[str]]:
@@ -113,7 +113,12 @@ class ScriptedExpert:
             elif kind == "close":
                 self._skill = CloseDrawer(scene, goal)
             elif scene.has_joint(target) and not scene.satisfied(["open", target]):
-                self._skill = OpenDrawer(scene, ["open", target])
+                into = [other[1] for other in self.goals if other[0].lower() == "in" and other[2] == target]
+                blocking = [name for name in into if MoveAside.needed(scene, name, target)]
+                if blocking:
+                    self._skill = MoveAside(scene, blocking[0], target, self._rng)
+                else:
+                    self._skill = OpenDrawer(scene, ["open", target])
             else:
                 self._skill = PickPlace(scene, goal, self._rng)
             return True

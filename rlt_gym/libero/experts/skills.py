@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlt_gym.libero.experts.clearance import WIDE_OPEN, landing_offset, path_top
+from rlt_gym.libero.experts.clearance import WIDE_OPEN, drawer_way, landing_offset, path_top, place_aside, way_out
 from rlt_gym.libero.experts.geometry import Array, ramp
-from rlt_gym.libero.experts.grasps import HOME_FINGER_AXIS, Grasp
+from rlt_gym.libero.experts.grasps import DOWN, HOME_FINGER_AXIS, Grasp
 from rlt_gym.libero.experts.scene import Scene
 
 OPEN, CLOSE = -1.0, 1.0
-DOWN = np.array([0.0, 0.0, -1.0])
 
 
 @dataclass
@@ -57,6 +56,7 @@ class PickPlace:
         self.object, self.target = predicate[1], predicate[2]
         self.grasp = Grasp(scene, self.object, rng)
         self.finger_axis = HOME_FINGER_AXIS
+        self.approach: Array = DOWN
         self.stage = "approach"
         self.count = 0
         self.missing = 0
@@ -72,6 +72,9 @@ class PickPlace:
     def _axis_error(self, axis: Array) -> float:
         current = self.scene.hand_rotation @ self.scene.local_finger_axis
         return float(np.arccos(np.clip(abs(np.dot(current, axis)), 0.0, 1.0)))
+
+    def _satisfied(self) -> bool:
+        return self.scene.satisfied(self.predicate)
 
     # stages
 
@@ -90,6 +93,7 @@ class PickPlace:
         return {
             "approach": self._approach,
             "grasp": self._grasp,
+            "drag": self._drag,
             "carry": self._carry,
             "release": self._release,
             "retreat": self._retreat,
@@ -98,7 +102,7 @@ class PickPlace:
     @property
     def done(self) -> bool:
         """The goal holds and the hand has left."""
-        return self.stage == "retreat" and self.count > 1 and self.scene.satisfied(self.predicate)
+        return self.stage == "retreat" and self.count > 1 and self._satisfied()
 
     def _blocked(self, distance: float, patience: int) -> bool:
         """Whether the way to go has not shrunk for ``patience`` steps; then the hand makes a detour upwards."""
@@ -125,13 +129,17 @@ class PickPlace:
     def _approach(self) -> Command:
         scene = self.scene
         goal, axis = self.grasp.pose()
-        self.finger_axis = axis
+        self.finger_axis, self.approach = axis, self.grasp.approach
         hand = scene.hand_position
         offset = float(np.linalg.norm((goal - hand)[:2]))
         # a turned or closed hand is as far from a grasp as a displaced one
         lateral = offset + 0.04 * self._axis_error(axis) + 0.5 * max(0.0, self.grasp.opening - 0.015 - scene.opening)
         top = path_top(scene, scene.obstacles(self.object), hand[:2], goal[:2], 0.05)
-        target = self._funnel(goal, lateral, max(self.hover, top + 0.03 - goal[2]), 0.012, 2.0, 0.08)
+        slope, over = 2.0, 0.03
+        if self.approach[2] > -0.99:  # in a tight place: turn and come to be above it first
+            looks = float(np.arccos(np.clip(scene.hand_rotation[:, 2] @ self.approach, -1.0, 1.0)))
+            lateral, slope, over = lateral + 0.06 * max(0.0, looks - 0.1), 8.0, 0.07
+        target = self._funnel(goal, lateral, max(self.hover, top + over - goal[2]), 0.012, slope, 0.08)
         near = float(np.linalg.norm(goal - hand))
         if self._blocked(near, 25):
             self._retry()
@@ -141,17 +149,29 @@ class PickPlace:
         gap = scene.opening - self.grasp.opening
         # the gripper's command is a velocity: 0 keeps the fingers where they are
         gripper = OPEN if gap < -0.005 or self.grasp.opening == WIDE_OPEN else CLOSE if gap > 0.005 else 0.0
-        return Command(target, gripper, axis, DOWN, 1.0 - ramp(near, 0.04, 0.12))
+        return Command(target, gripper, axis, self.approach, 1.0 - ramp(near, 0.04, 0.12))
 
     def _grasp(self) -> Command:
         scene = self.scene
         held = scene.holds(self.object)
         if held and self.count >= 4:
-            self._enter("carry")
-            return self._carry()
+            way = way_out(scene, self.object, self.finger_axis, self.approach)
+            if not way.any():
+                self._enter("carry")
+                return self._carry()
+            self._enter("drag")
+            self.anchor = scene.hand_position + np.array([*way, 0.012])
+            return self._drag()
         if self.count > 15:
             self._retry()
-        return Command(self.anchor, CLOSE, self.finger_axis, DOWN, 1.0)
+        return Command(self.anchor, CLOSE, self.finger_axis, self.approach, 1.0)
+
+    def _drag(self) -> Command:
+        """Out from under something, before lifting."""
+        if float(np.linalg.norm((self.anchor - self.scene.hand_position)[:2])) < 0.01 or self.count > 25:
+            self._enter("carry")
+            return self._carry()
+        return Command(self.anchor, CLOSE, self.finger_axis, self.approach, 1.0, 0.5)
 
     def _retry(self) -> None:
         self.grasp.choose()
@@ -208,15 +228,57 @@ class PickPlace:
         if lateral < tolerance + 0.005 and (hand[2] - goal[2] < 0.008 + 0.01 * self.detours or scene.touches(*landed)):
             self._enter("release")
         travelled = float(np.linalg.norm(hand - self.anchor))
-        return Command(target, CLOSE, self.finger_axis, DOWN, 1.0 - ramp(min(left, travelled), 0.03, 0.1))
+        return Command(target, CLOSE, self.finger_axis, self.approach, 1.0 - ramp(min(left, travelled), 0.03, 0.1))
 
     def _release(self) -> Command:
         if self.count > 6:
             self._enter("retreat")
-        return Command(self.anchor, OPEN, self.finger_axis, DOWN, 1.0)
+        return Command(self.anchor, OPEN, self.finger_axis, self.approach, 1.0)
 
     def _retreat(self) -> Command:
         target = self.anchor + np.array([0.0, 0.0, 0.1])
-        if self.count > 12 and not self.scene.satisfied(self.predicate):
+        if self.count > 12 and not self._satisfied():
             self._retry()
-        return Command(target, OPEN, self.finger_axis, DOWN, 0.5)
+        return Command(target, OPEN, self.finger_axis, self.approach, 0.5)
+
+
+class MoveAside(PickPlace):
+    """
+    Move an object out of the way of a drawer that is about to be opened; see :class:`PickPlace`.
+
+    :param scene: the simulation
+    :param name: the object
+    :param region: the drawer's region
+    :param rng: draws the turn of each grasp
+    """
+
+    carry_clearance = 0.03
+
+    def __init__(self, scene: Scene, name: str, region: str, rng: np.random.Generator):
+        self.region = region
+        super().__init__(scene, ["on", name, str(scene.env.workspace_name)], rng)
+
+    @staticmethod
+    def needed(scene: Scene, name: str, region: str) -> bool:
+        """
+        Whether the object stands in the drawer's way and there is another place for it.
+
+        :param scene: the simulation
+        :param name: the object
+        :param region: the drawer's region
+        """
+        way = place_aside(scene, name, *drawer_way(scene, region))
+        return way is not None and bool(way.any())
+
+    @property
+    def done(self) -> bool:
+        """The way is free and the hand is above the object, so that it can turn."""
+        return self.stage == "retreat" and self.count > 4 and self._satisfied()
+
+    def _satisfied(self) -> bool:
+        return not self.needed(self.scene, self.object, self.region)
+
+    def _choose_landing(self) -> None:
+        way = place_aside(self.scene, self.object, *drawer_way(self.scene, self.region))
+        middle = self.scene.position(self.object)[:2]
+        self.offset = middle + (np.zeros(2) if way is None else way) - self.scene.position(self.target)[:2]
