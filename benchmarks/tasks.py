@@ -89,8 +89,9 @@ def figure(runs: list[dict[str, Any]], path: Path) -> None:
         tasks[run["task"]].append(run["selection"])
     fig, axes = plt.subplots(1, len(tasks), figsize=(4 * len(tasks), 3.2), sharey=True, squeeze=False)
     for ax, (task, curves) in zip(axes[0], tasks.items(), strict=True):
-        chunks = [0, *min((curve["chunks"] for curve in curves), key=len)]
-        rates = np.array([[c["vla"], *c["successes"][: len(chunks) - 1]] for c in curves]) / curves[0]["n"]
+        solved = [{0: c["vla"]} | dict(zip(c["chunks"], c["successes"], strict=True)) for c in curves]
+        chunks = sorted(set.intersection(*map(set, solved)))  # a resumed run has one more, where it ended at first
+        rates = np.array([[curve[at] for at in chunks] for curve in solved]) / curves[0]["n"]
         ax.axhspan(*curves[0]["vla_wilson_95"], color="0.9", label="frozen VLA, 95 % interval")
         ax.axhline(curves[0]["vla"] / curves[0]["n"], color="0.5", linestyle="--")
         ax.fill_between(chunks, rates.min(0), rates.max(0), color="tab:blue", alpha=0.2)
