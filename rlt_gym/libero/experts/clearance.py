@@ -17,7 +17,7 @@ PALM_HEIGHT = 0.045
 #: Half length and half width of the palm.
 PALM_HALF = np.array([0.105, 0.033])
 #: The wrist above a palm: height above the grasp point and half width. It is over the palm unless the hand leans.
-WRIST_HEIGHTS, WRIST_HALVES = (0.13, 0.2), (0.05, 0.07)
+WRIST = ((0.13, 0.05), (0.2, 0.07))
 #: The last but one link of the arm lies this far on the robot's side of the wrist, metres.
 WRIST_OFFSET = 0.07
 #: Farther than this from the robot's base the arm is nearly stretched and slow to settle, metres.
@@ -37,9 +37,7 @@ def _hand_points(opening: float, leans: bool = False) -> tuple[Array, Array]:
     away = np.array([opening / 2 + FINGER_HALF[0], 0.0])
     parts = [(finger + away, -FINGER_TIP), (finger - away, -FINGER_TIP), (palm, PALM_HEIGHT)]
     if leans:
-        parts += [
-            (_rectangle(np.full(2, half), (3, 3)), h) for h, half in zip(WRIST_HEIGHTS, WRIST_HALVES, strict=True)
-        ]
+        parts += [(_rectangle(np.full(2, half), (3, 3)), height) for height, half in WRIST]
     return np.concatenate([part for part, _ in parts]), np.concatenate([np.full(len(p), h) for p, h in parts])
 
 
@@ -72,7 +70,7 @@ def blocked(
     points = points - low[:, None] * approaches[:, None]
     to_base = scene.base_position[:2] - positions[:, :2]
     to_base /= np.linalg.norm(to_base, axis=1, keepdims=True)
-    points[:, low == WRIST_HEIGHTS[-1], :2] += WRIST_OFFSET * to_base[:, None]
+    points[:, low == WRIST[-1][0], :2] += WRIST_OFFSET * to_base[:, None]
     heights = scene.heights(geoms, points[..., :2].reshape(-1, 2)).reshape(points.shape[:2])
     return np.asarray((heights > points[..., 2] + margin).mean(axis=1))
 
