@@ -6,7 +6,7 @@ The results page: finished runs of several tasks and seeds as one JSON file, one
 
 Reads `evaluations.json` of each run; writes `benchmarks/results/tasks.json` and `docs/images/results.png` and prints
 the table. The figure shows, per task, the share of the selection states that the model solves during training: the
-mean over the seeds, a band from the worst to the best of them, and the frozen VLA with Wilson's 95 % interval.
+mean over the runs, a band from the worst to the best of them, and the frozen VLA with Wilson's 95 % interval.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def figure(runs: list[dict[str, Any]], path: Path) -> None:
         ax.axhspan(*curves[0]["vla_wilson_95"], color="0.9", label="frozen VLA, 95 % interval")
         ax.axhline(curves[0]["vla"] / curves[0]["n"], color="0.5", linestyle="--")
         ax.fill_between(chunks, rates.min(0), rates.max(0), color="tab:blue", alpha=0.2)
-        ax.plot(chunks, rates.mean(0), color="tab:blue", marker="o", label=f"RLT, {len(curves)} seed(s)")
+        ax.plot(chunks, rates.mean(0), color="tab:blue", marker="o", label=f"RLT, {len(curves)} run(s)")
         ax.set(title=task, xlabel="action chunks of practice", ylim=(0, 1.02))
         ax.legend(loc="lower right", fontsize=7)
     axes[0, 0].set_ylabel("selection states solved")

@@ -217,12 +217,16 @@ class LeRobotDemo:
     def _table(self) -> Any:
         return self._read(*(self.folder.columns[name] for name in SIZES), "next.success")
 
+    @property
+    def _chunk(self) -> int:
+        """Number of the folder (of version 2) that the episode is in."""
+        return int(self.row["episode_index"]) // int(self.folder.info.get("chunks_size", 1000))
+
     def _read(self, *columns: str) -> Any:
         """The episode's rows of those columns that there are."""
         folder, index = self.folder, int(self.row["episode_index"])
         if folder.version == 2:
-            chunk = index // int(folder.info.get("chunks_size", 1000))
-            where = {"episode_chunk": chunk, "episode_index": index}
+            where = {"episode_chunk": self._chunk, "episode_index": index}
         else:
             where = {"chunk_index": self.row["data/chunk_index"], "file_index": self.row["data/file_index"]}
         path = folder.path / str(folder.info["data_path"]).format(**where)
@@ -247,8 +251,7 @@ class LeRobotDemo:
         folder, index, length = self.folder, int(self.row["episode_index"]), int(self.row["length"])
         start = 0.0
         if folder.version == 2:
-            chunk = index // int(folder.info.get("chunks_size", 1000))
-            where = {"episode_chunk": chunk, "episode_index": index, "video_key": column}
+            where = {"episode_chunk": self._chunk, "episode_index": index, "video_key": column}
         else:
             cells = {key: self.row[f"videos/{column}/{key}"] for key in ("chunk_index", "file_index")}
             where = {"video_key": column, **cells}

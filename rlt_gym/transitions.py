@@ -131,12 +131,13 @@ def encode_demos(config: EncodeDemosConfig, vla: FrozenVLA | None = None, encode
     for source in sources:
         demos = islice(source.demos(), config.max_demos)  # one at a time: the file is open while they are read
         for demo in tqdm(demos, desc=source.instruction, unit="demo", disable=not config.progress):
-            rows = cut_demo(demo.actions, bool(demo.attrs.get("success", True)), config.chunk_length, config.stride)
+            success = bool(demo.attrs.get("success", True))
+            rows = cut_demo(demo.actions, success, config.chunk_length, config.stride)
             rows["next_row"] = rows["next_row"] + np.int32(count)
             rows |= _tokens(demo, source.instruction, config, vla, token)
             size = len(rows["actions"])
             rows["task_ids"] = np.full(size, source.task_id, dtype=np.int32)
-            rows["successful"] = np.full(size, bool(demo.attrs.get("success", True)))
+            rows["successful"] = np.full(size, success)
             rows["intervention"] = np.arange(config.chunk_length) < rows["chunk_steps"][:, None]
             count += size
             for key, value in rows.items():

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
-from rlt_sb3.common.chunks import Chunk, Lane, join_chunks
+from rlt_sb3.common.chunks import Chunk, Lane, join_chunks, succeeded
 from rlt_sb3.common.rows import ChunkBatch, ChunkRows, join_batches, split_batch
 from rlt_sb3.common.takeovers import copy_row
 
@@ -275,7 +275,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
             for step, open_slot in starts.items():
                 self._complete(copies, open_slot, join_chunks(chunk, None, step), *ends, task)
             starts = {}
-        if done and info.get("is_success", chunk.rewards.sum() > 0):
+        if done and succeeded(info, chunk.rewards.sum()):
             rows.mark_success(numbers)
             if copies and self.offline is not None:
                 self.offline.mark_success(list(copies.values()))

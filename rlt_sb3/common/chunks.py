@@ -79,6 +79,15 @@ def executed_chunks(actions: np.ndarray, infos: Sequence[Mapping[str, Any]]) -> 
     return np.stack([info.get("executed_actions", action) for action, info in zip(actions, infos, strict=True)])
 
 
+def succeeded(info: Mapping[str, Any], reward: float) -> bool:
+    """
+    :param info: of the step that ended an episode; ``is_success`` where the env says it
+    :param reward: of the last chunk; without ``is_success`` a positive one is a success
+    :return: whether the episode ended in success
+    """
+    return bool(info.get("is_success", reward > 0))
+
+
 def chunk_stats(infos: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """
     What the infos of one vector step say besides the reward, for the log.

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from rlt_sb3.common.chunks import succeeded
 from rlt_sb3.evaluation import wilson_interval
 
 
@@ -88,7 +89,7 @@ class Trials:
             self.player[env] = player if alone and self.player[env] in ("", player) else "both"
             if not done:
                 continue
-            success = bool(infos[env].get("is_success", rewards[env] > 0))
+            success = succeeded(infos[env], rewards[env])
             if self.player[env] == "vla" and not self.noisy[env]:
                 self.vla.append(success)
             elif self.player[env] == "actor" and not self.noisy[env]:

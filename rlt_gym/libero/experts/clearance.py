@@ -41,6 +41,18 @@ def _hand_points(opening: float, leans: bool = False) -> tuple[Array, Array]:
     return np.concatenate([part for part, _ in parts]), np.concatenate([np.full(len(p), h) for p, h in parts])
 
 
+def _outline(
+    positions: Array, axes: Array, approaches: Array, opening: float, leans: bool = False
+) -> tuple[Array, Array]:
+    """Points (k, n, 3) of the outlines of k hands in the world, and (n,) their heights above the grasp points."""
+    flat, low = _hand_points(opening, leans)
+    u = axes - (axes * approaches).sum(axis=1, keepdims=True) * approaches
+    u = u / np.linalg.norm(u, axis=1, keepdims=True)
+    v = np.cross(approaches, u)
+    points = positions[:, None] + flat[:, :1] * u[:, None] + flat[:, 1:] * v[:, None]
+    return points - low[:, None] * approaches[:, None], low
+
+
 def blocked(
     scene: Scene,
     geoms: Array,
@@ -62,12 +74,7 @@ def blocked(
     :param margin: room to keep above things, metres
     :return: (k,) share of the hand's outline that would hit something
     """
-    outline, low = _hand_points(opening, leans=bool((approaches[:, 2] > -0.99).any()))
-    u = axes - (axes * approaches).sum(axis=1, keepdims=True) * approaches
-    u = u / np.linalg.norm(u, axis=1, keepdims=True)
-    v = np.cross(approaches, u)
-    points = positions[:, None] + outline[:, :1] * u[:, None] + outline[:, 1:] * v[:, None]
-    points = points - low[:, None] * approaches[:, None]
+    points, low = _outline(positions, axes, approaches, opening, leans=bool((approaches[:, 2] > -0.99).any()))
     to_base = scene.base_position[:2] - positions[:, :2]
     to_base /= np.linalg.norm(to_base, axis=1, keepdims=True)
     points[:, low == WRIST[-1][0], :2] += WRIST_OFFSET * to_base[:, None]
@@ -140,11 +147,9 @@ def way_out(scene: Scene, name: str, axis: Array, approach: Array) -> Array:
     :return: (2,) the shortest displacement that leaves nothing above object and hand, metres; zero if there is nothing
     """
     hand, geoms = scene.hand_position, scene.obstacles(name)
-    outline, low = _hand_points(0.0)
-    u = axis - (axis @ approach) * approach
-    u, v = u / np.linalg.norm(u), np.cross(approach, u / np.linalg.norm(u))
+    outline, _ = _outline(hand[None], axis[None], approach[None], opening=0.0)
     own = scene.points(name)
-    points = np.concatenate([hand + outline[:, :1] * u + outline[:, 1:] * v - low[:, None] * approach, own])
+    points = np.concatenate([outline[0], own])
     bottoms, tops = scene.boxes(geoms)
     above = geoms[bottoms[:, 2] > hand[2] + 0.02]
     beside = geoms[(bottoms[:, 2] <= hand[2] + 0.02) & (tops[:, 2] > own[:, 2].min() + 0.03)]
