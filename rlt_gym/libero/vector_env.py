@@ -101,7 +101,8 @@ class LiberoVectorEnv(VectorEnv):
     Episode number p of the whole vector (env i plays p = N-1-i, 2N-1-i, ...) is task ``p % n_tasks`` and, in the
     evaluation and selection splits, initial state ``p // n_tasks``: SB3's ``evaluate_policy(n_eval_episodes=n)``
     thus sees the first n pairs exactly once, whatever N. In the training split the initial state is drawn from
-    ``(seed, p)``, so it does not depend on N either.
+    ``(seed, p)``, so it does not depend on N either. With ``group_size=g`` training episodes come in groups: task and
+    initial state of episode p are those that episode ``p // g`` has without groups.
 
     :param num_envs: Number of simulators.
     :param suite: ``libero_spatial``, ``libero_object``, ``libero_goal``, ``libero_10`` or ``libero_90``.
@@ -111,6 +112,9 @@ class LiberoVectorEnv(VectorEnv):
         a folder.
     :param init_states: ``"train"``, ``"selection"`` or ``"eval"`` (LIBERO's own 50 of a task, then sampled ones); also
         ``reset(options={"init_states": ...})``.
+    :param group_size: How often each training initial state is played, g episodes in a row over all envs, for methods
+        that compare episodes from one state; ``task_id`` and ``init_index`` tell the groups apart. Selection and
+        evaluation play each state once all the same.
     :param image_size: Side S of the pictures in pixels, at most 256.
     :param render: ``"exact"`` (LIBERO's pictures bit for bit) or ``"fast"`` (cheap robot, no multisampling).
     :param max_episode_steps: Control steps before truncation; ``None`` for the suite's horizon.
@@ -157,6 +161,7 @@ class LiberoVectorEnv(VectorEnv):
         intervention_kwargs: dict[str, Any] | None = None,
         critical_phase: str | None = None,
         critical_phase_kwargs: dict[str, Any] | None = None,
+        group_size: int = 1,
     ):
         self.num_envs = _checked_int("num_envs", num_envs, 1, 1024)
         self.tasks = get_tasks(suite, task_ids)
@@ -180,6 +185,7 @@ class LiberoVectorEnv(VectorEnv):
         self.max_episode_steps = _checked_int("max_episode_steps", horizon, 1, 100_000)
         self._seed = _checked_int("seed", seed, 0, 2**63)
         self._split = self._checked_split(init_states)
+        self.group_size = _checked_int("group_size", group_size, 1, 10_000)
         self._shard = (0, 1)
         if render not in RENDER_QUALITIES:
             raise ValueError(f"render must be one of {RENDER_QUALITIES}, got {render!r}")
@@ -227,7 +233,7 @@ class LiberoVectorEnv(VectorEnv):
             "resident": resident_tasks,
             "hooks": self._hooks,
         }
-        numbers = [self._number(env, 0) for env in range(self.num_envs)]
+        numbers = [self._place(self._number(env, 0)) for env in range(self.num_envs)]
         first_tasks = [self.tasks[number % len(self.tasks)].task_id for number in numbers]
         ahead = list(dict.fromkeys(first_tasks))[:resident_tasks]
         self._pool = WorkerPool(
@@ -267,12 +273,17 @@ class LiberoVectorEnv(VectorEnv):
         """Global number of the turn-th episode of an env. Later envs come first, as in ``evaluate_policy``."""
         return self.num_envs - 1 - env + turn * self.num_envs
 
+    def _place(self, number: int) -> int:
+        """Which task and initial state of the split's sequence an episode has: its group's in practice."""
+        return number // self.group_size if self._split == "train" else number
+
     def _new_episode(self, env: int) -> Episode:
         number = self._number(env, self._next_number[env]) * self._shard[1] + self._shard[0]
         self._next_number[env] += 1
-        task_index, turn = number % len(self.tasks), number // len(self.tasks)
+        place = self._place(number)
+        task_index, turn = place % len(self.tasks), place // len(self.tasks)
         if self._split == "train":
-            draw = np.random.SeedSequence([self._seed, number]).generate_state(1)[0]
+            draw = np.random.SeedSequence([self._seed, place]).generate_state(1)[0]
             init_index = int(draw) % SPLIT_SIZES["train"]
         else:
             init_index = turn % SPLIT_SIZES[self._split]

@@ -1,0 +1,99 @@
+"""group_size: several training episodes from one initial state; the same state and actions give the same episode."""
+
+import numpy as np
+import pytest
+
+from rlt_gym.libero.vector_env import LiberoVectorEnv
+
+
+class NoSimulators:
+    """Stands in for the pool of workers: every reset is answered, none is real."""
+
+    def __init__(self, num_envs, *_):
+        self.clients = [self] * num_envs
+        self.pictures, self.restarts = self, np.zeros(num_envs, dtype=np.int64)
+
+    def ask(self, questions):
+        return dict.fromkeys(questions, ({}, {})), {}
+
+    def take(self, rest, slot):
+        return {key: np.zeros(2) for key in ("agentview", "wrist", "proprio")}
+
+    def close(self):
+        pass
+
+
+def states(num_envs, episodes, **arguments):
+    """(task, initial state) of the vector's first episodes, in the order of their numbers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlt_gym.libero.vector_env.WorkerPool", NoSimulators)
+        env = LiberoVectorEnv(num_envs, "libero_goal", [1, 8, 5], assets="embedded", **arguments)
+    seen = []
+    for _ in range(-(-episodes // num_envs)):
+        _, infos = env.reset(options={"init_states": arguments.get("init_states", "train")})
+        seen += reversed(list(zip(infos["task_id"].tolist(), infos["init_index"].tolist(), strict=True)))
+    return seen[:episodes]
+
+
+def without_groups(episodes, seed):
+    """The rule of the class: task p % 3, initial state drawn from (seed, p)."""
+    draws = [int(np.random.SeedSequence([seed, p]).generate_state(1)[0]) % 10_000 for p in range(episodes)]
+    return [((1, 8, 5)[p % 3], draw) for p, draw in enumerate(draws)]
+
+
+def test_without_groups_nothing_changes():
+    assert states(2, 12, seed=7) == states(2, 12, seed=7, group_size=1) == without_groups(12, 7)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 4, 8])
+@pytest.mark.parametrize("group_size", [2, 4])
+def test_each_training_state_comes_g_times_whatever_the_number_of_envs(num_envs, group_size):
+    expected = [place for place in without_groups(6, 7) for _ in range(group_size)]
+    assert states(num_envs, 6 * group_size, seed=7, group_size=group_size) == expected
+
+
+def test_held_out_states_come_once():
+    expected = [(task, turn) for turn in range(3) for task in (1, 8, 5)]
+    assert states(9, 9, group_size=4, init_states="eval") == expected
+
+
+@pytest.mark.parametrize("group_size", [0, 1.5, True])
+def test_group_size_is_checked(group_size):
+    with pytest.raises(ValueError, match="group_size must be an integer in 1"):
+        LiberoVectorEnv(1, "libero_goal", [1], assets="embedded", group_size=group_size)
+
+
+def test_the_same_state_and_actions_give_the_same_episode(tmp_path):
+    """One group: twice in two workers, side by side and one after the other. Rewards, observations and the
+    simulators' whole states are equal, bit for bit; other actions make another episode."""
+    actions = np.random.default_rng(0).uniform(-1, 1, (3, 4, 7)).astype(np.float32)
+    env = LiberoVectorEnv(
+        2, "libero_goal", [1], chunk_length=4, max_episode_steps=12, assets="embedded", image_size=64, group_size=6,
+        critical_phase="intervention_hooks:note_state", critical_phase_kwargs={"folder": str(tmp_path)},
+    )  # fmt: skip
+    _, infos = env.reset(seed=3)
+    first_states = [infos["init_index"].tolist()]
+    rewards, shown = (
+        np.zeros((3, 3, 2)),
+        {key: np.zeros((3, 3, 2), dtype=object) for key in env.single_observation_space},
+    )
+    for episode, chunks in enumerate((actions, actions, -actions)):
+        for number, chunk in enumerate(chunks):
+            obs, rewards[episode, number], _, truncations, infos = env.step(np.stack([chunk, chunk]))
+            for key, value in shown.items():
+                for index in range(2):
+                    seen = infos["final_obs"][index] if truncations[index] else {k: v[index] for k, v in obs.items()}
+                    value[episode, number, index] = seen[key].tobytes()
+        assert truncations.all()
+        first_states.append(infos["init_index"].tolist())
+    pids = env.worker_pids
+    env.close()
+    assert len({state for pair in first_states[:3] for state in pair}) == 1 and first_states[3] != first_states[2]
+    for values in (rewards, *shown.values()):
+        assert (values[0] == values[1]).all() and (values[..., 0] == values[..., 1]).all()
+    assert (shown["agentview"][2] != shown["agentview"][0]).all()
+    # of each worker: the first state and one after each chunk, of three episodes and the beginning of another
+    states = np.stack([np.fromfile(tmp_path / str(pid)).reshape(13, -1) for pid in pids])
+    assert np.array_equal(states[:, 0:4], states[:, 4:8]) and np.array_equal(states[0], states[1])
+    assert np.array_equal(states[0, 8], states[0, 0]) and not np.isclose(states[0, 9:12], states[0, 1:4]).all(1).any()
+    assert not np.array_equal(states[0, 12], states[0, 0])
