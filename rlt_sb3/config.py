@@ -181,6 +181,7 @@ class EvalConfig:
     :param num_envs: simulators; ``None`` takes the run's own number
     :param vla: show the frozen VLA on the same states beside it (played, unless the run has it)
     :param all_checkpoints: every checkpoint of the run instead of one model
+    :param max_parallel: how many checkpoints are played at once, each in a process with simulators of its own
     :param shard: "k/n": only the k-th of n parts of the states
     :param merge: files of all parts, to be put together: ``rlt eval --merge FILE FILE ...``
     :param device: where the model runs
@@ -195,6 +196,7 @@ class EvalConfig:
     num_envs: int | None = None
     vla: bool = True
     all_checkpoints: bool = False
+    max_parallel: int = 1
     shard: str | None = None
     merge: list[str] | None = None
     device: str = "cpu"

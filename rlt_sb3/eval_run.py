@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlt_sb3.algorithms import as_predictor, get_algorithm, load_model
 from rlt_sb3.checkpoints import all_checkpoints
 from rlt_sb3.config import EvalConfig, TrainConfig, load_config
 from rlt_sb3.evaluation import SPLITS, Evaluation, Predictor, StateResult, compare, csv_rows, dumps, evaluate
+from rlt_sb3.parallel_eval import evaluate_in_parallel
 from rlt_sb3.progress import quiet_bar
 from rlt_sb3.run_dir import replacing
 from rlt_sb3.shards import merge, parse_shard
 from rlt_sb3.train import check_device, make_env
 
-if TYPE_CHECKING:
-    import gymnasium as gym
-
 MODELS = {"best": "best_model.zip", "last": "model.zip"}
+#: label -> (name for tables, file of the model; None for the frozen VLA)
+Models = dict[str, tuple[str, Path | None]]
+FROZEN_VLA = ("frozen VLA", None)
 
 
 def evaluate_run(config: EvalConfig) -> Evaluation:
@@ -33,6 +34,10 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
     if config.merge is not None:
         return _merge(config)
     shard = parse_shard(config.shard)
+    if config.max_parallel < 1 or (config.max_parallel > 1 and not config.all_checkpoints):
+        raise ValueError(
+            f"max_parallel must be 1, or with all_checkpoints a larger number of processes, got {config.max_parallel}."
+        )
     run = Path(config.run)
     settings = load_config(run / "config.yaml")
     check_device(config.device)
@@ -46,16 +51,20 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
     if n_states is None:
         n_states = settings.evaluation.selection_states if split == "selection" else settings.evaluation.n_states
     models = _models(config, run, settings)
-    env = make_env(settings.env, split, settings.seed)
-    try:
-        session = _Session(env, n_states, split, shard, config.progress)
-        vla = _vla(run, session) if config.vla and "vla" not in models else None
-        results = {label: session.play(policy, name) for label, (name, policy, _) in models.items()}
-    finally:
-        env.close()
+    pairs = range(shard[0], n_states, shard[1])
+    vla = _known_vla(run, split, pairs) if config.vla and "vla" not in models else None
+    wanted = dict(models)
+    if config.vla and vla is None:
+        wanted = {"vla": FROZEN_VLA} | models
+    if config.max_parallel > 1:
+        results = _play_in_parallel(config, wanted, n_states, split)
+    else:
+        results = _play(config, settings, wanted, n_states, split, shard)
+    if "vla" not in models:
+        vla = results.pop("vla", vla)
     if config.all_checkpoints:
         return _write_table(config, run, split, results, vla)
-    ((label, (_, _, file)),) = models.items()
+    ((label, (_, file)),) = models.items()
     result = results[label]
     data = {
         "run": str(run),
@@ -76,48 +85,57 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
     return result
 
 
-class _Session:
-    """One environment on which several policies play the same states."""
+def _play(
+    config: EvalConfig, settings: TrainConfig, models: Models, n_states: int, split: str, shard: tuple[int, int]
+) -> dict[str, Evaluation]:
+    """One after the other, on the same simulators."""
+    policies: dict[str, str | Predictor] = {
+        label: "vla" if file is None else _load(settings.algorithm, file, config.device)
+        for label, (_, file) in models.items()
+    }
+    env = make_env(settings.env, split, settings.seed)
+    try:
+        results = {}
+        for label, (name, _) in models.items():
+            with quiet_bar(
+                total=len(range(shard[0], n_states, shard[1])), disable=not config.progress, desc=name
+            ) as bar:
 
-    def __init__(self, env: gym.vector.VectorEnv, n_states: int, split: str, shard: tuple[int, int], progress: bool):
-        self.env, self.n_states, self.split, self.shard, self.progress = env, n_states, split, shard, progress
+                def on_episode(row: StateResult, bar: Any = bar) -> None:
+                    bar.update(1)
 
-    @property
-    def pairs(self) -> list[int]:
-        return list(range(self.shard[0], self.n_states, self.shard[1]))
-
-    def play(self, policy: str | Predictor, name: str) -> Evaluation:
-        with quiet_bar(total=len(self.pairs), disable=not self.progress, desc=name) as bar:
-
-            def on_episode(row: StateResult) -> None:
-                bar.update(1)
-
-            return evaluate(
-                policy, self.env, self.n_states,
-                split=self.split, name=name, on_episode=on_episode, shard=self.shard,
-            )  # fmt: skip
+                results[label] = evaluate(
+                    policies[label], env, n_states, split=split, name=name, on_episode=on_episode, shard=shard
+                )
+        return results
+    finally:
+        env.close()
 
 
-def _models(
-    config: EvalConfig, run: Path, settings: TrainConfig
-) -> dict[str, tuple[str, str | Predictor, Path | None]]:
-    """``label -> (name for tables, policy, file)``."""
-    algorithm = settings.algorithm
-    title = get_algorithm(algorithm).label
+def _play_in_parallel(config: EvalConfig, models: Models, n_states: int, split: str) -> dict[str, Evaluation]:
+    """``max_parallel`` at a time, each with simulators of its own."""
+    arguments = [config.run, "--split", split, "--n_states", str(n_states), "--device", config.device]
+    for option, value in (("--num_envs", config.num_envs), ("--shard", config.shard)):
+        arguments += [] if value is None else [option, str(value)]
+    files = {label: "vla" if file is None else str(file) for label, (_, file) in models.items()}
+    results = evaluate_in_parallel(files, arguments, config.max_parallel, config.progress)
+    return {label: replace(result, policy=models[label][0]) for label, result in results.items()}
+
+
+def _models(config: EvalConfig, run: Path, settings: TrainConfig) -> Models:
+    title = get_algorithm(settings.algorithm).label
     if config.all_checkpoints:
         found = all_checkpoints(run)
         if not found:
             raise ValueError(f"{run} has no checkpoints (folder {run / 'checkpoints'}).")
-        return {
-            c.path.name: (f"{title} ({c.path.name})", _load(algorithm, c.model, config.device), c.model) for c in found
-        }
+        return {c.path.name: (f"{title} ({c.path.name})", c.model) for c in found}
     if config.model == "vla":
-        return {"vla": ("frozen VLA", "vla", None)}
+        return {"vla": FROZEN_VLA}
     path = run / MODELS[config.model] if config.model in MODELS else Path(config.model)
     if not path.is_file():
         raise ValueError(f"There is no model {path}; model is 'best', 'last', 'vla' or the path of a saved model.")
     label = config.model if config.model in MODELS else path.stem
-    return {label: (f"{title} ({label})", _load(algorithm, path, config.device), path)}
+    return {label: (f"{title} ({label})", path)}
 
 
 def _load(algorithm: str, path: Path, device: str) -> Predictor:
@@ -130,19 +148,19 @@ def _load(algorithm: str, path: Path, device: str) -> Predictor:
     return as_predictor(algorithm, load_model(algorithm, path, device=device))
 
 
-def _vla(run: Path, session: _Session) -> Evaluation:
-    """The frozen VLA on the session's states: from the run's own evaluation where it has them, else played."""
+def _known_vla(run: Path, split: str, pairs: range) -> Evaluation | None:
+    """The frozen VLA's outcomes where the run's own evaluation has all of them."""
     from rlt_sb3.report import read_evaluations
 
-    key = {"eval": "vla", "selection": "vla_selection"}.get(session.split, "")
+    key = {"eval": "vla", "selection": "vla_selection"}.get(split, "")
     try:
         known = Evaluation.from_dict(read_evaluations(run)[key])
     except (KeyError, ValueError):
-        return session.play("vla", "frozen VLA")
+        return None
     rows = {row.pair: row for row in known.rows}
-    if any(pair not in rows for pair in session.pairs):
-        return session.play("vla", "frozen VLA")
-    return Evaluation("frozen VLA", session.split, [rows[pair] for pair in session.pairs])
+    if any(pair not in rows for pair in pairs):
+        return None
+    return Evaluation(FROZEN_VLA[0], split, [rows[pair] for pair in pairs])
 
 
 def _merge(config: EvalConfig) -> Evaluation:

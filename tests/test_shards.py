@@ -1,11 +1,17 @@
 """rlt eval: shards and their merge, all checkpoints, the frozen VLA beside."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import toy_env  # noqa: F401
-from run_helpers import small
+from run_helpers import environment, small
 
 from rlt_sb3.cli import main, normalise
 from rlt_sb3.config import EnvConfig, EvalConfig, EvalSettings, TrainConfig, save_config
@@ -104,6 +110,75 @@ def test_all_checkpoints(run, capsys):
     assert rows[0] == Evaluation.from_dict(during["vla_selection"]).rows
     assert rows[1:] == [Evaluation.from_dict(point["evaluation"]).rows for point in during["selection"]]
     assert out.count("RLT (chunk-") == 3 and "frozen VLA" in out and out.count("<- best") == 1
+
+
+@pytest.fixture
+def by_module(run, tmp_path, monkeypatch):
+    """The run, with an environment that another process finds, too."""
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("eval-*"))
+    config = (copy / "config.yaml").read_text()
+    assert "id: ToyRLToken-v0" in config
+    (copy / "config.yaml").write_text(config.replace("id: ToyRLToken-v0", "id: toy_env:ToyRLToken-v0"))
+    for name in ("PYTHONPATH", "OMP_NUM_THREADS", "RLT_ALLOWED_IMPORTS"):
+        monkeypatch.setenv(name, environment()[name])
+    return copy
+
+
+def test_checkpoints_at_once_are_those_one_after_the_other(by_module, capsys):
+    """Two processes, three checkpoints and the VLA, which the run has not played on so many states."""
+    command = ["eval", str(by_module), "--all-checkpoints", "--n_states", "9", "--progress=false"]
+    written = by_module / "eval-checkpoints-selection.json"
+    files, tables = [], []
+    for more in ([], ["--max-parallel", "2"]):
+        assert main([*command, *more]) == 0
+        files.append(written.read_bytes())
+        tables.append(capsys.readouterr().out)
+    assert files[0] == files[1] and tables[0] == tables[1]
+    data = json.loads(files[0])
+    assert list(data["checkpoints"]) == ["chunk-00000000", "chunk-00000040", "chunk-00000080"]
+    assert data["vla"]["n"] == 9
+
+
+def test_a_process_that_fails_ends_the_others(by_module, capsys):
+    (by_module / "checkpoints" / "chunk-00000040" / "model.zip").write_bytes(b"no model")
+    command = ["eval", str(by_module), "--all-checkpoints", "--max-parallel", "3", "--progress=false"]
+    assert main([*command, "--n_states", "1000"]) == 1
+    said = capsys.readouterr().err
+    assert "The evaluation of chunk-00000040 failed with exit status" in said and "model.zip" in said
+    assert not children(os.getpid()) and not (by_module / "eval-checkpoints-selection.json").exists()
+    with pytest.raises(ValueError, match="max_parallel must be 1, or with all_checkpoints"):
+        evaluate_run(EvalConfig(run=str(by_module), max_parallel=2))
+    with pytest.raises(ValueError, match="max_parallel must be 1"):
+        evaluate_run(EvalConfig(run=str(by_module), all_checkpoints=True, max_parallel=0))
+
+
+def children(pid):
+    """Processes of a process, this package's only."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            command = Path(f"/proc/{child}/cmdline")
+            if command.exists() and b"rlt_sb3" in command.read_bytes():
+                found.append(int(child))
+    return found
+
+
+def test_ctrl_c_leaves_no_process(by_module):
+    command = [sys.executable, "-m", "rlt_sb3", "eval", str(by_module), "--all-checkpoints", "--max-parallel", "2"]
+    process = subprocess.Popen(
+        [*command, "--n_states", "1000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    try:
+        while process.poll() is None and len(started := children(process.pid)) < 2:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert len(started) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in started)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_table_has_both_policies_and_every_task(run, capsys):
