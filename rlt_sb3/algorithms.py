@@ -140,8 +140,32 @@ def load_model(name: str, path: Path, **kwargs: Any) -> Any:
     :param name: the algorithm that was used
     :param path: a saved model
     :param kwargs: of the class's ``load``
+    :raises ValueError: if the file is no model, or one of another algorithm or architecture
     """
-    return get_algorithm(name).load_class().load(path, **kwargs)  # type: ignore[attr-defined]
+    algorithm = get_algorithm(name)
+    try:
+        return algorithm.load_class().load(path, **kwargs)  # type: ignore[attr-defined]
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} cannot be loaded as a model of {algorithm.label} ({error}). Give a file that this algorithm and "
+            "version saved."
+        ) from error
+
+
+def check_fits(model: Predictor, env: Any, path: Path) -> None:
+    """
+    :param model: of :func:`as_predictor`
+    :param env: Gymnasium vector environment that it is to play
+    :param path: its file, for the message
+    :raises ValueError: if it was trained on observations of other shapes (another VLA, RL token or chunk length)
+    """
+    space = (model.model if isinstance(model, _Chunks) else model).observation_space  # type: ignore[attr-defined]
+    theirs, ours = ({key: box.shape for key, box in s.items()} for s in (space, env.single_observation_space))
+    if theirs != ours:
+        raise ValueError(
+            f"{path} was trained on observations of the shapes {theirs}, the environment has {ours}: chunk length, VLA "
+            "and RL token must be those of its training."
+        )
 
 
 class _Chunks:

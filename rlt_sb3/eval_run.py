@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rlt_sb3.algorithms import as_predictor, get_algorithm, load_model
+from rlt_sb3.algorithms import as_predictor, check_fits, get_algorithm, load_model
 from rlt_sb3.checkpoints import all_checkpoints
 from rlt_sb3.config import EvalConfig, TrainConfig, load_config
 from rlt_sb3.evaluation import SPLITS, Evaluation, Predictor, StateResult, compare, csv_rows, dumps, evaluate
@@ -96,6 +96,9 @@ def _play(
     env = make_env(settings.env, split, settings.seed)
     try:
         results = {}
+        for label, (_, file) in models.items():
+            if file is not None:
+                check_fits(policies[label], env, file)  # type: ignore[arg-type]
         for label, (name, _) in models.items():
             with quiet_bar(
                 total=len(range(shard[0], n_states, shard[1])), disable=not config.progress, desc=name

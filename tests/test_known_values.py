@@ -1,16 +1,25 @@
 """Where the right answer is known beforehand: values of small decision processes, counts of steps, a saved model."""
 
+import io
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from run_helpers import same
+from safetensors import safe_open
 from stable_baselines3.common.logger import Logger
 from test_rlt import Rows, fast, make_model, make_venv, random_obs
 
+import rlt_gym
+from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT
+from rlt_sb3.algorithms import check_fits, load_model
+from rlt_sb3.checkpoints import write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -127,25 +136,65 @@ def test_steps_are_counted_once(num_envs, chunk_length):
 
 CODE = """
 import sys
-import numpy as np
+import numpy as np, torch
 from rlt_sb3 import RLT
+torch.set_num_threads(1)
 obs = dict(np.load(sys.argv[2]))
 np.save(sys.argv[3], RLT.load(sys.argv[1], device="cpu").predict(obs, deterministic=True)[0])
 """
 
 
 def test_a_saved_model_plays_the_same_in_another_process(tmp_path):
-    """C38; and weights that belong to other networks are refused."""
+    """C38; as `save` and as a run's checkpoint has it. Its tensors need no unpickling of code."""
     model = make_model(**fast())
     model.learn(60)
     model.save(tmp_path / "model.zip")
+    checkpoint = write_checkpoint(tmp_path, model, {}).model
     obs = random_obs(model, 20)
     np.savez(tmp_path / "obs.npz", **obs)
-    files = [str(tmp_path / name) for name in ("model.zip", "obs.npz", "actions.npy")]
+    files = [str(path) for path in (checkpoint, tmp_path / "obs.npz", tmp_path / "actions.npy")]
     subprocess.run([sys.executable, "-c", CODE, *files], check=True, timeout=300)
     actions = model.predict(obs, deterministic=True)[0]
-    np.testing.assert_allclose(np.load(tmp_path / "actions.npy"), actions, atol=1e-6)
+    assert np.array_equal(np.load(tmp_path / "actions.npy"), actions)
     assert not np.allclose(actions, obs["vla_ref"])
+    for path in (tmp_path / "model.zip", checkpoint):
+        with zipfile.ZipFile(path) as archive:
+            parts = {
+                name[:-4]: th.load(io.BytesIO(archive.read(name)), weights_only=True)
+                for name in archive.namelist()
+                if name.endswith(".pth")
+            }
+        for name, parameters in model.get_parameters().items():
+            assert same(parameters, parts[name]), name
+
+
+def test_shipped_weights_need_no_unpickling():
+    """Whatever is not text is in the safetensors format, which cannot hold code."""
+    files = [file for file in (Path(rlt_gym.__file__).parent / "weights").iterdir() if file.suffix != ".json"]
+    assert len(files) >= 4
+    for file in files:
+        with safe_open(file, "pt") as tensors:
+            assert all(isinstance(tensors.get_tensor(key), th.Tensor) for key in tensors.keys())
+
+
+def test_other_networks_are_refused(tmp_path):
+    """C38: another architecture, algorithm or space, whichever way a file comes in."""
+    path = tmp_path / "model.zip"
+    make_model().save(path)
     for other in (dict(n_critics=3), dict(token_input=False), dict(policy_kwargs={"net_arch": [16]})):
         with pytest.raises((RuntimeError, ValueError), match=r"size|shape|Missing|Unexpected"):
-            make_model(**other).set_parameters(tmp_path / "model.zip", device="cpu")
+            make_model(**other).set_parameters(path, device="cpu")
+    for setting, value in (("n_critics", 3), ("actor_mode", "direct"), ("reference_input", False)):
+        with pytest.raises(ValueError, match=f"{setting} must be .*as the networks have it.*got {value!r}"):
+            RLT.load(path, **{setting: value})
+    with pytest.raises(ValueError, match="policy kwargs"):
+        RLT.load(path, policy_kwargs={"net_arch": [16]})
+    with pytest.raises(ValueError, match="spaces do not match"):
+        RLT.load(path, env=make_venv(1, token_dim=8))
+    with pytest.raises(ValueError, match=r"model\.zip cannot be loaded as a model of TQC"):
+        load_model("tqc", path)
+    loaded = load_model("rlt", path)
+    check_fits(loaded, FakeRLTokenVectorEnv(1), path)
+    for arguments in (dict(token_dim=8), dict(chunk_length=5)):
+        with pytest.raises(ValueError, match=r"model\.zip was trained on observations of the shapes"):
+            check_fits(loaded, FakeRLTokenVectorEnv(1, **arguments), path)

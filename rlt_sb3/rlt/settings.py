@@ -11,6 +11,8 @@ from rlt_sb3.common.buffers import ChunkReplayBuffer
 ACTOR_Q = ("mean", "min", "first")
 PRECISIONS = ("auto", "float32", "bfloat16")
 REFERENCES = ("replace", "target")
+#: Settings that belong to the networks: what ``load`` is given must not differ from what was saved.
+ARCHITECTURE = ("n_critics", "actor_mode", "reference_input")
 
 
 def check_settings(model: Any) -> None:
@@ -23,6 +25,9 @@ def check_settings(model: Any) -> None:
         if not ok:
             raise ValueError(f"{name} must be {allowed}, got {getattr(model, name)!r}.")
 
+    for name in ARCHITECTURE:
+        made = model.policy_kwargs.get(name, getattr(model, name))
+        require(name, getattr(model, name) == made, f"{made!r}, as the networks have it (make a new model for another)")
     assert isinstance(model.action_space, spaces.Box)
     require("gamma", 0.0 <= model.gamma <= 1.0, "in [0, 1] (discount per control step)")
     require("tau", 0.0 < model.tau <= 1.0, "in (0, 1]")
