@@ -1,10 +1,14 @@
 """What a worker costs to start and to keep: forked from the zygote against a plain subprocess.
 
     python benchmarks/workers.py --num-envs 4
+    python benchmarks/workers.py --envs 1,2,4,8
 
 CPU seconds of each worker until its environment is built, and until its first observation (the OpenGL context is made
 then); proportional set size (PSS: shared pages are divided among those who share them) after a few chunks. The zygote's
 own cost is paid once.
+
+With ``--envs`` instead the memory of training with so many environments, frozen VLA and learner included: host memory
+(PSS) of the workers, of the zygote and of the training process, and what PyTorch holds on the GPU, if there is one.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -63,15 +69,80 @@ def measure(start: str, arguments: argparse.Namespace) -> dict[str, float]:
     return result
 
 
+def training_memory(num_envs: int, arguments: argparse.Namespace) -> dict[str, float | None]:
+    """
+    Memory of RLT with its environment after some updates, MB; run this in a process of its own.
+
+    :return: ``workers`` (all of them), ``zygote``, ``process`` (PyTorch, VLA, encoder, learner, an almost empty
+        buffer) and ``gpu``, the most that was reserved (None without a GPU)
+    """
+    import torch
+
+    from rlt_gym.rl_token_env import make_rl_token_vec
+    from rlt_sb3 import RLT, GymnasiumVecEnv
+
+    torch.set_num_threads(1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    env = make_rl_token_vec(
+        num_envs, arguments.suite, [arguments.task], assets=arguments.assets, render=arguments.render, device=device
+    )
+    settings = {"learning_starts": num_envs, "critic_warmup_updates": 0, "actor_starts": 0}
+    model = RLT("MultiInputPolicy", GymnasiumVecEnv(env), device=device, seed=0, **settings)
+    model.learn(4 * num_envs)
+    raw = env.unwrapped
+    assert isinstance(raw, LiberoVectorEnv)
+    zygote = parent_of(raw.worker_pids[0])
+    found = {
+        "workers": sum(pss_mb(pid) for pid in raw.worker_pids),
+        "zygote": pss_mb(zygote) if zygote != os.getpid() else 0.0,
+        "process": pss_mb(os.getpid()),
+        "gpu": torch.cuda.max_memory_reserved() / 2**20 if device == "cuda" else None,
+    }
+    env.close()
+    return found
+
+
+def print_training_memory(sizes: list[int], arguments: argparse.Namespace) -> None:
+    """One row per number of environments, each measured in a fresh process."""
+    rows: dict[int, dict[str, float | None]] = {}
+    for size in sizes:
+        if len(sizes) == 1 and arguments.json:
+            rows[size] = training_memory(size, arguments)
+            continue
+        same = [f"--{name}={getattr(arguments, name)}" for name in ("suite", "task", "assets", "render")]
+        command = [sys.executable, __file__, f"--envs={size}", "--json", *same]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        rows[size] = json.loads(done.stdout.splitlines()[-1])[str(size)]
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    print(f"MB, {arguments.assets} assets, render={arguments.render}: host (PSS) and GPU (VLA, encoder, learner)\n")
+    print("| envs | workers | per env | zygote | training process | host in all | GPU |\n|---|---|---|---|---|---|---|")
+    for size, row in rows.items():
+        workers, others = row["workers"] or 0.0, [row["zygote"] or 0.0, row["process"] or 0.0]
+        gpu = "no GPU" if row["gpu"] is None else f"{row['gpu']:.0f}"
+        cells = [workers, workers / size, *others, workers + sum(others)]
+        print(f"| {size} | " + " | ".join(f"{cell:.0f}" for cell in cells) + f" | {gpu} |")
+
+
+def numbers(text: str) -> list[int]:
+    """Of "1,8,32"."""
+    return [int(part) for part in text.split(",")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-envs", type=int, default=4)
+    parser.add_argument("--envs", type=numbers, help="memory of training with 1,8,32 environments")
     parser.add_argument("--suite", default="libero_goal")
     parser.add_argument("--task", type=int, default=1)
     parser.add_argument("--assets", default="embedded")
     parser.add_argument("--render", default="exact", choices=("exact", "fast"))
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.envs:
+        print_training_memory(arguments.envs, arguments)
+        return
     found: dict[str, Any] = {start: measure(start, arguments) for start in ("zygote", "spawn")}
     if arguments.json:
         print(json.dumps(found))
