@@ -30,6 +30,7 @@ class EnvConfig:
         averaged)
     :param assets: "auto", "embedded", "official" or a folder
     :param max_episode_steps: horizon in control steps
+    :param train_episode_steps: horizon of the training episodes, where it is shorter
     :param image_size: camera resolution in pixels
     :param render: quality of the pictures
     :param device: where the frozen policy and the encoder run
@@ -46,6 +47,7 @@ class EnvConfig:
     rl_token: str | None = None
     assets: str | None = None
     max_episode_steps: int | None = None
+    train_episode_steps: int | None = None
     image_size: int | None = None
     render: str | None = None
     device: str | None = None

@@ -94,6 +94,24 @@ def test_horizon_truncates_inside_a_chunk(env):
     assert np.array_equal(infos["episode_steps"], [0, 0])  # the top level is the new episode's
 
 
+def test_training_episodes_may_be_shorter():
+    with pytest.raises(ValueError, match=r"train_episode_steps must be an integer in 1\.\.9, got 10"):
+        LiberoVectorEnv(1, "libero_goal", [1], max_episode_steps=9, train_episode_steps=10, **FAST)
+    short = LiberoVectorEnv(
+        1, "libero_goal", [1], chunk_length=4, max_episode_steps=9, train_episode_steps=6, init_states="eval", **FAST
+    )
+    lengths = {}
+    for split in ("eval", "train", "selection"):
+        short.reset(options={"init_states": split})
+        for _ in range(3):
+            _, _, _, truncations, infos = short.step(np.zeros((1, 4, 7), dtype=np.float32))
+            if truncations[0]:
+                lengths[split] = int(infos["final_info"]["episode_steps"][0])
+                break
+    short.close()
+    assert lengths == {"eval": 9, "train": 6, "selection": 9}
+
+
 def test_inner_observations_are_those_of_shorter_chunks():
     """Chunks of 5 observed every 2 steps, horizon 9: what one-step chunks see after steps 2, 4, 7 (and not 9: the
     episode's last observation is no inner one), bit for bit, zeros elsewhere."""

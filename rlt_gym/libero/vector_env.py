@@ -118,6 +118,8 @@ class LiberoVectorEnv(VectorEnv):
     :param image_size: Side S of the pictures in pixels, at most 256.
     :param render: ``"exact"`` (LIBERO's pictures bit for bit) or ``"fast"`` (cheap robot, no multisampling).
     :param max_episode_steps: Control steps before truncation; ``None`` for the suite's horizon.
+    :param train_episode_steps: The same in the training split, at most ``max_episode_steps``; ``None``: no difference.
+        An attempt that has failed early then costs less time, and an evaluation keeps the suite's horizon.
     :param render_mode: ``None`` or ``"rgb_array"`` (:meth:`render` gives upright 256-pixel frames).
     :param seed: Seed until :meth:`reset` is given one.
     :param obs_stride: Also observe every so many control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
@@ -162,6 +164,7 @@ class LiberoVectorEnv(VectorEnv):
         critical_phase: str | None = None,
         critical_phase_kwargs: dict[str, Any] | None = None,
         group_size: int = 1,
+        train_episode_steps: int | None = None,
     ):
         self.num_envs = _checked_int("num_envs", num_envs, 1, 1024)
         self.tasks = get_tasks(suite, task_ids)
@@ -183,6 +186,9 @@ class LiberoVectorEnv(VectorEnv):
         image_size = _checked_int("image_size", image_size, 16, 256)
         horizon = SUITE_HORIZONS[suite] if max_episode_steps is None else max_episode_steps
         self.max_episode_steps = _checked_int("max_episode_steps", horizon, 1, 100_000)
+        if train_episode_steps is not None:
+            _checked_int("train_episode_steps", train_episode_steps, 1, self.max_episode_steps)
+        self.train_episode_steps = train_episode_steps
         self._seed = _checked_int("seed", seed, 0, 2**63)
         self._split = self._checked_split(init_states)
         self.group_size = _checked_int("group_size", group_size, 1, 10_000)
@@ -380,6 +386,12 @@ class LiberoVectorEnv(VectorEnv):
             raise ValueError("actions must be finite numbers, got NaN, inf or another type")
         return np.clip(array, -1.0, 1.0).astype(np.float32)
 
+    @property
+    def _horizon(self) -> int:
+        """Control steps before truncation in the present split."""
+        shorter = self._split == "train" and self.train_episode_steps is not None
+        return self.train_episode_steps if shorter else self.max_episode_steps  # type: ignore[return-value]
+
     def step(self, actions: Any) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """
         Play one chunk in every environment.
@@ -395,7 +407,7 @@ class LiberoVectorEnv(VectorEnv):
         self._asked, self._said = array, [{}] * self.num_envs
         questions = {}
         for env in set(range(self.num_envs)) - self._lost:
-            left = self.max_episode_steps - self._episodes[env].steps  # type: ignore[union-attr]
+            left = self._horizon - self._episodes[env].steps  # type: ignore[union-attr]
             questions[env] = ("step", {"actions": array[env, :left], "observe_at": self._inner_steps})
         answers, failures = self._pool.ask(questions)
         for env, failure in failures.items():
@@ -415,7 +427,7 @@ class LiberoVectorEnv(VectorEnv):
             step_rewards, success, inner_count[env] = self._take(env, answers[env], inner_obs)
             rewards[env] = step_rewards.sum()
             terminations[env] = success
-            truncations[env] = not success and self._episodes[env].steps >= self.max_episode_steps  # type: ignore[union-attr]
+            truncations[env] = not success and self._episodes[env].steps >= self._horizon  # type: ignore[union-attr]
             step_infos.append(self._info(env, step_rewards, success))
         done = terminations | truncations
         infos: dict[str, Any] = {}
