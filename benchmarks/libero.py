@@ -114,7 +114,7 @@ class Pictures:
         for _ in range(3):
             actions = rng.uniform(-1, 1, (CHUNK, 7)) - [0, 0, 0.3, 0, 0, 0, 0]
             simulator.step_chunk(np.clip(actions, -1, 1), observe=False)
-            samples.append(dict(simulator._sample))
+            samples.append({name: value.copy() for name, value in simulator._sample.items()})
         drawn = []
         for quality in ("exact", "fast"):
             renderer = Renderer(simulator.model, 128, quality)

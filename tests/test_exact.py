@@ -182,8 +182,9 @@ for number in range(90):
     pictures.append(culled.render(samples[-1], "c"))
 pictures.append(culled.render(samples[-1], "c", 96))
 culled.close()
-render.can_cull = lambda *_: False
+render.can_cull, render.geom_records = lambda *_: False, lambda *_: None
 plain = render.Renderer(model, 64)
+assert plain._culling is None
 expected = [plain.render(sample, "c") for sample in samples] + [plain.render(samples[-1], "c", 96)]
 different = [int((a != b).sum()) for a, b in zip(pictures, expected)]
 assert not any(different), different
@@ -196,7 +197,60 @@ print("same pictures")
 
 
 @pytest.mark.sim
-def test_an_unknown_controller_runs_through_robosuites_loop():
+def test_whole_geoms_outside_the_picture_are_left_out():
+    """A scene without meshes: boxes, a cylinder and something invisible, which move in and out of the view."""
+    code = """
+import os
+os.environ.setdefault("MUJOCO_GL", "osmesa")
+os.environ.setdefault("PYOPENGL_PLATFORM", os.environ["MUJOCO_GL"])
+os.environ.setdefault("LP_NUM_THREADS", "0")
+import mujoco
+import numpy as np
+from rlt_gym.libero import render
+kinds = [("box", "0.3 0.01 0.02"), ("box", "0.05 0.05 0.05"), ("cylinder", "0.02 0.3"), ("capsule", "0.03 0.1")]
+bodies = "".join(
+    f'<body pos="0 0 0.2"><freejoint/><geom type="{kind}" size="{size}" group="1"/>'
+    f'<site type="cylinder" size="0.02 5" rgba="1 0 0 {-0.5 if number % 2 else 0.5}"/></body>'
+    for number, (kind, size) in enumerate(kinds * 3)
+)
+model = mujoco.MjModel.from_xml_string(f'''
+<mujoco>
+  <worldbody>
+    <light pos="1 1 3" castshadow="false"/>
+    <camera name="c" pos="0 -1.2 0.7" xyaxes="1 0 0 0 0.5 0.87"/>
+    <geom type="plane" size="3 3 0.1" rgba="0.4 0.4 0.5 1" group="1"/>
+    {bodies}
+  </worldbody>
+</mujoco>''')
+data = mujoco.MjData(model)
+culled = render.Renderer(model, 64, "fast")
+rng = np.random.default_rng(0)
+samples, pictures, drawn = [], [], []
+for _ in range(60):
+    places = data.qpos.reshape(-1, 7)
+    places[:, :3] = rng.uniform(-1.5, 1.5, (len(places), 3))
+    places[:, 3:] = rng.normal(size=(len(places), 4))
+    mujoco.mj_kinematics(model, data)
+    mujoco.mj_camlight(model, data)
+    samples.append({name: np.array(getattr(data, name)) for name in render.KINEMATICS})
+    pictures.append(culled.render(samples[-1], "c"))
+    drawn.append(culled._scene.ngeom)
+culled.close()
+render.geom_records = lambda *_: None
+plain = render.Renderer(model, 64, "fast")
+expected = [plain.render(sample, "c") for sample in samples]
+different = [int((a != b).sum()) for a, b in zip(pictures, expected)]
+assert not any(different), different
+assert np.mean(drawn) < 0.8 * plain._scene.ngeom, (np.mean(drawn), plain._scene.ngeom)
+assert len({picture.tobytes() for picture in expected}) > 50
+print("same pictures")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "same pictures" in done.stdout, done.stderr[-2000:]
+
+
+@pytest.mark.sim
+def test_what_cannot_be_compiled_runs_through_robosuites_loop():
     """In a process of its own, since importing LIBERO changes it."""
     code = """
 import warnings
@@ -204,6 +258,7 @@ import numpy as np
 from rlt_gym.assets import resolve_assets
 from rlt_gym.libero.bootstrap import prepare_libero
 prepare_libero(resolve_assets("embedded").path)
+from rlt_gym.libero import simulator as module
 from rlt_gym.libero.simulator import LiberoSimulator
 actions = np.random.default_rng(0).uniform(-1, 1, (10, 7))
 def play(simulator):
@@ -211,12 +266,19 @@ def play(simulator):
     proprio = simulator.step_chunk(actions, observe=False).observation["proprio"]
     return np.concatenate([simulator.data.qpos, simulator.data.qvel, proprio])
 expected = play(LiberoSimulator("libero_goal", 1))
+def check(words):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        simulator = LiberoSimulator("libero_goal", 1)
+    assert any(words in str(w.message) and "robosuite's own loop" in str(w.message) for w in caught), caught
+    assert not simulator.compiled
+    return simulator
+find = module.find_functions
+module.find_functions = lambda: None
+check("not found in this MuJoCo")
+module.find_functions = find
 LiberoSimulator._is_default_controller = lambda self: False
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    simulator = LiberoSimulator("libero_goal", 1)
-assert any("robosuite's own loop" in str(w.message) for w in caught), caught
-assert np.array_equal(play(simulator), expected)
+assert np.array_equal(play(check("OSC_POSE")), expected)
 print("same states")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

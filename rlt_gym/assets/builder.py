@@ -18,7 +18,7 @@ from rlt_gym.assets.textures import render_texture
 from rlt_gym.libero.bootstrap import cache_dir
 
 # LIBERO's contact predicates count the geoms of group 0 only, its renderer draws those of group 1 only.
-COLLISION, VISUAL = "0", "1"
+COLLISION, VISUAL, UNSEEN = "0", "1", "5"
 # A contact closes within 8 ms: stiff enough to hold thin walls, soft enough that things that were put into each other
 # are pushed apart and not shot across the room.
 CONTACT = {"friction": "0.95 0.3 0.1", "solref": "0.008 1", "solimp": "0.98 0.998 0.001"}
@@ -41,23 +41,25 @@ def _place(pos: Vec3, quat: Quat) -> dict[str, str]:
     return place
 
 
-def _add_geom(body: ET.Element, geom: Geom, density: float | None) -> None:
+def _add_geom(body: ET.Element, geom: Geom, density: float | None, parts_collide: bool = True) -> None:
     common = {"type": geom.kind, "size": _numbers(geom.size), **_place(geom.pos, geom.quat)}
     if geom.solid:
         mass = {} if density is None else {"mass": f"{density * geom.volume:.6g}"}
+        # Everything else in a scene has contype and conaffinity 1, the gripper's fingers contype 0.
+        apart = {} if parts_collide else {"contype": "1", "conaffinity": "2"}
         # No colour: renderers that show group 0 (to draw a robot cheaply) must not draw a thing twice.
-        _element(body, "geom", **common, group=COLLISION, rgba="0 0 0 0", **CONTACT, **mass)
+        _element(body, "geom", **common, group=COLLISION, rgba="0 0 0 0", **CONTACT, **mass, **apart)
     if geom.shown:
         _element(
             body, "geom", **common, group=VISUAL, contype="0", conaffinity="0", mass="0", material=f"mat_{geom.paint}"
         )
 
 
-def _add_shapes(body: ET.Element, shapes: Iterable[Shape], mass: float | None) -> None:
+def _add_shapes(body: ET.Element, shapes: Iterable[Shape], mass: float | None, parts_collide: bool = True) -> None:
     geoms = [geom for shape in shapes for geom in shape.geoms()]
     density = None if mass is None else mass / sum(geom.volume for geom in geoms if geom.solid)
     for geom in geoms:
-        _add_geom(body, geom, density)
+        _add_geom(body, geom, density, parts_collide)
 
 
 def _add_site(body: ET.Element, site: Region | Lamp) -> None:
@@ -99,7 +101,7 @@ def _add_joint(body: ET.Element, joint: Joint) -> None:
     )
 
 
-def _add_part(parent: ET.Element, part: Part) -> None:
+def _add_part(parent: ET.Element, part: Part, parts_collide: bool = True) -> None:
     body = _element(parent, "body", name=part.name, **_place(part.pos, part.quat))
     if part.inertia is not None:
         mass, diagonal = part.inertia
@@ -108,9 +110,9 @@ def _add_part(parent: ET.Element, part: Part) -> None:
         _add_joint(body, part.joint)
     for site in part.sites:
         _add_site(body, site)
-    _add_shapes(body, part.shapes, mass=None)
+    _add_shapes(body, part.shapes, None, parts_collide)
     for child in part.parts:
-        _add_part(body, child)
+        _add_part(body, child, parts_collide)
 
 
 def _all_shapes(asset: Asset | Part) -> Iterator[Shape]:
@@ -144,9 +146,9 @@ def _asset_tree(asset: Asset) -> ET.Element:
     body = _element(outer, "body", name="object")
     for site in asset.sites:
         _add_site(body, site)
-    _add_shapes(body, asset.shapes, asset.mass)
+    _add_shapes(body, asset.shapes, asset.mass, asset.parts_collide)
     for part in asset.parts:
-        _add_part(body, part)
+        _add_part(body, part, asset.parts_collide)
     for name, pos in (
         ("bottom_site", (0.0, 0.0, asset.bottom)),
         ("top_site", (0.0, 0.0, asset.top)),
@@ -156,13 +158,14 @@ def _asset_tree(asset: Asset) -> ET.Element:
     return root
 
 
-def _add_table(world: ET.Element, table: str, legs: str) -> None:
+def _add_table(world: ET.Element, table: str, legs: str | None) -> None:
     # LIBERO's arena classes set position, size and friction; they look these names up.
     body = _element(world, "body", name="table", pos="0 0 0.4")
     _element(body, "geom", name="table_collision", type="box", size="0.4 0.4 0.4", group=COLLISION, rgba="0 0 0 0")
     drawn = {"group": VISUAL, "contype": "0", "conaffinity": "0"}
     _element(body, "geom", name="table_visual", type="box", size="0.4 0.4 0.4", material=f"mat_{table}", **drawn)
     _element(body, "site", name="table_top", pos="0 0 0.4", size="0.001", rgba="0 0 0 0")
+    leg = {**drawn, "group": UNSEEN} if legs is None else {**drawn, "material": f"mat_{legs}"}
     for i in range(1, 5):
         _element(
             body,
@@ -170,8 +173,7 @@ def _add_table(world: ET.Element, table: str, legs: str) -> None:
             name=f"table_leg{i}_visual",
             type="cylinder",
             size="0.025 0.1",
-            material=f"mat_{legs}",
-            **drawn,
+            **leg,
         )
 
 
@@ -201,7 +203,7 @@ def _scene_tree(scene: Scene) -> ET.Element:
         condim="3",
     )
     _add_shapes(world, scene.walls, mass=None)
-    if scene.table is not None and scene.legs is not None:
+    if scene.table is not None:
         _add_table(world, scene.table, scene.legs)
     for part in scene.furniture:
         _add_part(world, part)

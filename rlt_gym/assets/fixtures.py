@@ -47,12 +47,13 @@ def _cabinet_shelf(top: float, case: str) -> Box:
     return slab(case, (-0.1078, -0.0630, top - 0.0022), (0.1157, 0.1082, top))
 
 
-def _cabinet(name: str, case: str, front: str, handle: str) -> Asset:
+def _cabinet(name: str, case: str, front: str, handle: str, parts_collide: bool) -> Asset:
     """
     :param name: Name of LIBERO's fixture.
     :param case: Paint of the case.
     :param front: Paint of the drawers' fronts.
     :param handle: Paint of the handles.
+    :param parts_collide: As of :class:`~rlt_gym.assets.schema.Asset`.
     :return: A cabinet of three drawers that open towards -y.
     """
     return Asset(
@@ -80,11 +81,13 @@ def _cabinet(name: str, case: str, front: str, handle: str) -> Asset:
         bottom=-0.045,
         top=0.045,
         radius=0.045,
+        parts_collide=parts_collide,
     )
 
 
-WOODEN_CABINET = _cabinet("wooden_cabinet", "dark_wood", "drawer_wood", "bright_steel")
-WHITE_CABINET = _cabinet("white_cabinet", "white_lacquer", "cabinet_front", "charcoal")
+# The shipped weights were trained with drawers that touch the case of this one.
+WOODEN_CABINET = _cabinet("wooden_cabinet", "dark_wood", "drawer_wood", "bright_steel", parts_collide=True)
+WHITE_CABINET = _cabinet("white_cabinet", "white_lacquer", "cabinet_front", "charcoal", parts_collide=False)
 
 FLAT_STOVE = Asset(
     "articulated_objects/flat_stove.xml",

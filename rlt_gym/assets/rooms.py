@@ -47,7 +47,6 @@ KITCHEN = Scene(
     ),
     cameras=_CAMERAS,
     table="kitchen_table",
-    legs="table_leg",
 )
 
 LIVING_ROOM = Scene(

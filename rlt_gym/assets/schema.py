@@ -129,6 +129,7 @@ class Asset:
     :param bottom: z of the site at which robosuite puts the object on a surface.
     :param top: z of the site at which robosuite stacks another one.
     :param radius: Offset along x and y of the site that keeps randomly placed objects apart.
+    :param parts_collide: Whether its parts collide with each other: needless where joints keep them apart.
     """
 
     path: str
@@ -139,6 +140,7 @@ class Asset:
     bottom: float = -0.06
     top: float = 0.04
     radius: float = 0.025
+    parts_collide: bool = True
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class Scene:
     :param walls: Boxes that are drawn but don't collide.
     :param cameras: LIBERO moves ``frontview`` and ``agentview`` itself but wants them to exist.
     :param table: Paint of the table, None without one.
-    :param legs: Paint of the table's legs.
+    :param legs: Paint of the table's legs, None where the table hides them from the cameras.
     :param floor_body: Whether the floor is a body of its own, as LIBERO's floor and living room want it.
     :param furniture: Bodies by name that stand where they are put, such as ``study_table``.
     """

@@ -49,6 +49,7 @@ RENEWAL = 64
 #: Below so many triangles in all there is nothing to gain.
 FEWEST_TRIANGLES = 1000
 
+_GEOM = int(mujoco.mjtObj.mjOBJ_GEOM)
 _PLANE, _BOX, _MESH = (int(getattr(mujoco.mjtGeom, f"mjGEOM_{name}")) for name in ("PLANE", "BOX", "MESH"))
 
 #: ``mjr_render`` takes geoms with a smaller alpha for transparent.
@@ -136,6 +137,43 @@ class _View:
             self.poses[which][number], self.counts[which][number] = np.inf, 0
 
 
+class GeomCulling:
+    """
+    For scenes without large meshes: leave out whole geoms that lie outside the picture or are transparent.
+
+    :param model: The viewer's model.
+    :param scene: The scene after a first ``mjv_updateScene``.
+    """
+
+    def __init__(self, model: Any, scene: Any):
+        records = geom_records(scene)
+        if records is None:
+            raise NotImplementedError("check geom_records first")
+        self._records, self._scene = records, scene
+        boxes = model.geom_aabb.astype(np.float64)
+        boxes[model.geom_type == _PLANE, 3:] = 1e9  # endless
+        self._middle, self._half = boxes[:, :3], boxes[:, 3:] * 1.001 + 1e-3
+
+    def apply(self, camera: int, size: int) -> None:
+        """As :meth:`Culling.apply`. A mirror may show what lies outside: with one, everything is drawn."""
+        geoms = self._records[: self._scene.ngeom]
+        if _mirror_of(geoms) is not None:
+            return
+        planes = planes_around(*camera_of(self._scene))
+        numbers = np.where(geoms["objtype"] == _GEOM, geoms["objid"], 0)
+        rotations = geoms["mat"].astype(np.float64)
+        middles = geoms["pos"] + (rotations @ self._middle[numbers][:, :, None])[:, :, 0]
+        # How far a box reaches along a plane's normal.
+        reach = (np.abs(planes[:, :3] @ rotations) * self._half[numbers][:, None, :]).sum(axis=2)
+        seen = (middles @ planes[:, :3].T + planes[:, 3] > -reach).all(axis=1) | (geoms["objtype"] != _GEOM)
+        drawn = geoms[seen & (geoms["rgba"][:, 3] > 0)]
+        self._records[: len(drawn)] = drawn
+        self._scene.ngeom = len(drawn)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
 class Culling:
     """
     What to draw of one scene. All calls need the context to be current.
@@ -190,7 +228,9 @@ class Culling:
         radius[split] = self._radius[geoms["dataid"][split] // 2]
         place = geoms["pos"].astype(np.float64)
         poses = np.concatenate([geoms["mat"].astype(np.float64), (place - eye)[:, :, None]], axis=2)
-        shown = touches(planes_around(eye, axes, window), place, radius)
+        # robosuite hides its sites by an alpha below 0, which OpenGL takes for 0; one is a cylinder of 20 m.
+        visible = geoms["rgba"][:, 3] > 0
+        shown = touches(planes_around(eye, axes, window), place, radius) & visible
         reflected, mirrored = None, np.zeros_like(shown)
         mirror = _mirror_of(geoms)
         if mirror is not None:
@@ -199,7 +239,7 @@ class Culling:
             else:  # outside the picture: without any reflectance there is no second drawing
                 geoms["reflectance"] = 0.0
         if reflected is not None:
-            mirrored = touches(reflected[1], place, radius)
+            mirrored = touches(reflected[1], place, radius) & visible
         meshes = np.flatnonzero(split)
         counts = self._choose(view, 0, geoms, meshes[shown[meshes]], axes @ poses, 1.0, window, size)
         shown[meshes] &= counts[meshes] > 0

@@ -1,16 +1,67 @@
-"""robosuite's operational-space controller as one compiled call per physics substep.
+"""MuJoCo's steps and robosuite's operational-space controller as one compiled call for many physics substeps.
 
 ``OperationalSpaceController.run_controller`` spends ten times longer in Python look-ups than in arithmetic. The same
 operations in the same order (robosuite 1.4 ``controllers/osc.py``, ``utils/control_utils.py``) in one numba function
 give the same torques bit for bit, because numba's ``np.dot``/``inv``/``pinv`` call the BLAS that robosuite's own
-jitted helpers call.
+jitted helpers call; what robosuite leaves to numpy calls numpy's BLAS.
 """
 
 from __future__ import annotations
 
+import ctypes
+import importlib
+
+import mujoco
 import numba
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from robosuite.utils.control_utils import nullspace_torques, opspace_matrices, orientation_error
+
+#: Names under which builds of numpy carry the matrix-vector product of BLAS, and whether its integers have 64 bits.
+_GEMV_NAMES = (
+    ("scipy_cblas_dgemv64_", True),  # wheels of numpy 2
+    ("cblas_dgemv64_", True),  # wheels of numpy 1.22 to 1.26
+    ("cblas_dgemv$NEWLAPACK$ILP64", True),  # Apple's Accelerate
+    ("scipy_cblas_dgemv", False),
+    ("cblas_dgemv", False),  # conda, Linux distributions
+)
+
+
+def find_functions() -> tuple[int, ...] | None:
+    """
+    :return: What :func:`substeps` calls: addresses of ``mj_step1``, ``mj_step2``, ``mj_jacSite``, ``mj_fullM`` and of
+        numpy's ``dgemv``, and 1 if that one's integers have 64 bits; ``None`` where they cannot be found.
+    """
+    functions = []
+    # A library's handle also finds what it is linked with.
+    library = ctypes.CDLL(importlib.import_module("mujoco._functions").__file__)
+    for name in ("mj_step1", "mj_step2", "mj_jacSite", "mj_fullM"):
+        if not hasattr(library, name):
+            return None
+        functions.append(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0)
+    core = "numpy.core" if np.lib.NumpyVersion(np.__version__) < "2.0.0" else "numpy._core"
+    library = ctypes.CDLL(importlib.import_module(f"{core}._multiarray_umath").__file__)
+    for name, wide in _GEMV_NAMES:
+        if hasattr(library, name):
+            address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+            return (*functions, address, int(wide)) if hasattr(mujoco.MjData, "_address") else None
+    return None
+
+
+@intrinsic
+def _call(typing_context, address, arguments):
+    """Call the C function at an address with a tuple of numbers and addresses; it returns nothing."""
+
+    def generate(context, builder, signature, values):
+        kinds = [context.get_value_type(kind) for kind in arguments.types]
+        function = builder.inttoptr(values[0], ir.FunctionType(ir.VoidType(), kinds).as_pointer())
+        builder.call(function, cgutils.unpack_tuple(builder, values[1]))
+        return context.get_dummy_value()
+
+    return types.void(address, arguments), generate
 
 
 @numba.njit(cache=True)
@@ -120,3 +171,76 @@ def drive(
     for index in range(finger.size):
         finger[index] = min(max(finger[index] + finger_step[index], -1.0), 1.0)
         ctrl[finger_actuators[index]] = finger_bias[index] + finger_weight[index] * finger[index]
+
+
+@numba.njit(cache=True)
+def _times(gemv, wide, matrix, vector, result):
+    """``np.dot(matrix, vector)`` as numpy does it: by its own BLAS, which may round differently from numba's."""
+    row_major, as_it_is, one, none = np.int32(101), np.int32(111), np.float64(1.0), np.float64(0.0)
+    rows, columns, step = np.int64(matrix.shape[0]), np.int64(matrix.shape[1]), np.int64(1)
+    a, x, y = matrix.ctypes.data, vector.ctypes.data, result.ctypes.data
+    if wide:
+        _call(gemv, (row_major, as_it_is, rows, columns, one, a, columns, x, step, none, y, step))
+    else:
+        m, n, i = np.int32(rows), np.int32(columns), np.int32(1)
+        _call(gemv, (row_major, as_it_is, m, n, one, a, n, x, i, none, y, i))
+
+
+@numba.njit(cache=True)
+def substeps(
+    functions,
+    model,
+    data,
+    begun,
+    count,
+    site,
+    inertia,
+    ctrl,
+    site_pos,
+    site_mat,
+    jacp,
+    jacr,
+    mass,
+    bias,
+    qpos,
+    qvel,
+    joint_qpos,
+    joint_qvel,
+    goal_pos,
+    goal_ori,
+    initial_joint,
+    kp,
+    kd,
+    low,
+    high,
+    torque_actuators,
+    finger,
+    finger_step,
+    finger_actuators,
+    finger_bias,
+    finger_weight,
+):
+    """
+    Physics substeps with constant goals. The arrays that are not described here are those of :func:`drive`.
+
+    :param functions: Found by :func:`find_functions`.
+    :param model: Address of the ``mjModel``, ``data`` of the ``mjData`` whose memory the arrays share.
+    :param begun: Whether ``mj_step1`` of the first substep is done.
+    :param count: How many substeps.
+    :param site: Number of the gripper site, ``inertia`` MuJoCo's sparse inertia.
+    """
+    step1, step2, jac_site, full_mass, gemv, wide = functions
+    linear, angular = np.empty(3), np.empty(3)
+    for substep in range(count):
+        if substep > 0 or not begun:
+            _call(step1, (model, data))
+        _call(jac_site, (model, data, jacp.ctypes.data, jacr.ctypes.data, np.int32(site)))
+        _call(full_mass, (model, mass.ctypes.data, inertia.ctypes.data))
+        _times(gemv, wide, jacp, qvel, linear)
+        _times(gemv, wide, jacr, qvel, angular)
+        drive(
+            ctrl, site_pos, site_mat, jacp, jacr, linear, angular, mass, bias, qpos, qvel, joint_qpos, joint_qvel,
+            goal_pos, goal_ori, initial_joint, kp, kd, low, high, torque_actuators, finger, finger_step,
+            finger_actuators, finger_bias, finger_weight,
+        )  # fmt: skip
+        _call(step2, (model, data))

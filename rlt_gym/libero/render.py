@@ -17,7 +17,7 @@ import mujoco
 import numpy as np
 from OpenGL.error import GLError
 
-from rlt_gym.libero.culling import Culling, can_cull, without_meshes
+from rlt_gym.libero.culling import Culling, GeomCulling, can_cull, geom_records, without_meshes
 from rlt_gym.libero.decimate import decimate
 
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
@@ -97,11 +97,13 @@ class Renderer:
         mujoco.mj_kinematics(self._viz, self._data)
         mujoco.mj_camlight(self._viz, self._data)
         self._update_scene()
-        self._culling: Culling | None = None
+        self._culling: Culling | GeomCulling | None = None
         self._context = self._make_context()
 
     def _make_context(self) -> mujoco.MjrContext:
         if not can_cull(self._viz, self._scene):
+            if self._scene.ngeom > 1 and geom_records(self._scene) is not None:
+                self._culling = GeomCulling(self._viz, self._scene)
             return self._plain_context()
         restore = without_meshes(self._viz, self._scene)  # what can be seen of them becomes display lists, per picture
         context = self._plain_context()

@@ -17,7 +17,7 @@ from libero.libero.envs.env_wrapper import ControlEnv
 from robosuite.controllers.osc import OperationalSpaceController
 from robosuite.utils.control_utils import set_goal_orientation, set_goal_position
 
-from rlt_gym.libero.osc import drive
+from rlt_gym.libero.osc import find_functions, substeps
 from rlt_gym.libero.render import CAMERAS, KINEMATICS, Renderer
 from rlt_gym.libero.tasks import episode_seed, get_task, load_init_states
 
@@ -80,19 +80,28 @@ class LiberoSimulator:
         self.data = self.problem.sim.data._data
         # Nobody reads the gripper's force sensors, and no state depends on them.
         self.model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_SENSOR)
-        self._bind()
-        #: Whether control steps run through the compiled controller or through robosuite's own loop.
-        self.compiled = self._is_default_controller()
-        if not self.compiled:
+        reason = ""
+        functions = find_functions()
+        if functions is None:
+            reason = (
+                "The functions that rlt's compiled loop calls were not found in this MuJoCo and this numpy (try their "
+                "wheels from PyPI)"
+            )
+        elif not self._is_default_controller():
+            reason = (
+                "LIBERO's controller is not the OSC_POSE delta controller at 20 Hz that rlt compiles (the defaults are "
+                "in robosuite's controllers/config/osc_pose.json)"
+            )
+        #: Whether control steps run through the compiled loop or through robosuite's own.
+        self.compiled = not reason
+        if reason:
             warnings.warn(
-                "LIBERO's controller is not the OSC_POSE delta controller at 20 Hz that rlt compiles: control steps "
-                "run through robosuite's own loop, the same states some four times slower. The defaults are in "
-                "robosuite's controllers/config/osc_pose.json.",
+                f"{reason}: control steps run through robosuite's own loop, the same states some four times slower.",
                 stacklevel=2,
             )
+        self._bind(functions)
         self._renderer: Renderer | None = None
         self._image_size, self._render_quality = image_size, render
-        self._sample: dict[str, np.ndarray] = {}
         self._fresh = False
 
     def _is_default_controller(self) -> bool:
@@ -110,7 +119,7 @@ class LiberoSimulator:
             and self.problem.control_freq == 20
         )
 
-    def _bind(self) -> None:
+    def _bind(self, functions: tuple[int, ...] | None) -> None:
         """Look names up once instead of at each of 25 substeps."""
         robot, sim = self.problem.robots[0], self.problem.sim
         self._joint_qpos = np.array(robot._ref_joint_pos_indexes)
@@ -125,14 +134,17 @@ class LiberoSimulator:
         self._eef_body = sim.model.body_name2id(robot.robot_model.eef_name)
         self._torque_low, self._torque_high = (np.asarray(limit, dtype=np.float64) for limit in robot.torque_limits)
         self._speed = np.array([-1.0, 1.0]) * robot.gripper.speed
-        self._jacp = np.zeros((3, self.model.nv))
-        self._jacr = np.zeros((3, self.model.nv))
-        self._mass = np.zeros((self.model.nv, self.model.nv))
         self._substeps = int(self.problem.control_timestep / self.problem.model_timestep)
-        # Each access to a field of MjData makes a new array; these share its memory, which never moves.
-        data = self.data
-        self._state = (data.qfrc_bias, data.qpos, data.qvel)
-        self._site = (data.site_xpos[self._eef_site], data.site_xmat[self._eef_site])
+        data, joints = self.data, self.model.nv
+        self._sampled = [(name, getattr(data, name)) for name in KINEMATICS]
+        self._sample = {name: np.array(source) for name, source in self._sampled}
+        # What :func:`substeps` always gets: addresses, and arrays that share MjData's memory, which never moves.
+        self._bound = (functions, self.model._address, data._address)
+        self._state = (
+            self._eef_site, data.qM, data.ctrl, data.site_xpos[self._eef_site], data.site_xmat[self._eef_site],
+            np.zeros((3, joints)), np.zeros((3, joints)), np.zeros((joints, joints)), data.qfrc_bias, data.qpos,
+            data.qvel, self._joint_qpos, self._joint_qvel,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ episodes
 
@@ -216,43 +228,32 @@ class LiberoSimulator:
                 self._take_sample()
 
     def _take_sample(self) -> None:
-        self._sample = {name: np.array(getattr(self.data, name)) for name in KINEMATICS}
+        for name, source in self._sampled:
+            self._sample[name][...] = source
 
     def _compiled_step(self, action: np.ndarray) -> None:
         robot = self.problem.robots[0]
         controller, gripper = robot.controller, robot.gripper
-        start = 0
-        if self._fresh:
+        begun = not self._fresh
+        if begun:
+            mujoco.mj_step1(self.model, self.data)
+            self._set_goal(controller, action[:6])
+            left = self._substeps
+        else:
             # After a reset the controller still holds the pose from before `set_init_state` (its `new_update` flag is
             # down) and uses it for the goal and for one substep. Stock code reproduces that exactly.
-            start = 1
-            self._stock_substeps(action, 0, start)
-        model, data = self.model, self.data
-        jacp, jacr, mass, (bias, qpos, qvel) = self._jacp, self._jacr, self._mass, self._state
-        ctrl = data.ctrl
+            self._stock_substeps(action, 0, 1)
+            left = self._substeps - 1
         finger = np.array(gripper.current_action, dtype=np.float64)
-        finger_step = self._speed * np.sign(action[6:])
-        settings: tuple = ()
-        for substep in range(start, self._substeps):
-            mujoco.mj_step1(model, data)
-            if substep == 0:
-                self._set_goal(controller, action[:6])
-            if not settings:
-                settings = (
-                    controller.goal_pos, controller.goal_ori, controller.initial_joint, controller.kp, controller.kd,
-                    self._torque_low, self._torque_high, self._torque_actuators, finger, finger_step,
-                    self._finger_actuators, self._finger_bias, self._finger_weight,
-                )  # fmt: skip
-            mujoco.mj_jacSite(model, data, jacp, jacr, self._eef_site)
-            mujoco.mj_fullM(model, mass, data.qM)
-            # The velocities by numpy's BLAS, as robosuite has it; the rest by the BLAS that numba calls.
-            drive(
-                ctrl, *self._site, jacp, jacr, np.dot(jacp, qvel), np.dot(jacr, qvel), mass, bias, qpos, qvel,
-                self._joint_qpos, self._joint_qvel, *settings,
-            )  # fmt: skip
-            mujoco.mj_step2(model, data)
-            if substep == _SAMPLED_SUBSTEP:
-                self._take_sample()
+        settings = (
+            controller.goal_pos, controller.goal_ori, controller.initial_joint, controller.kp, controller.kd,
+            self._torque_low, self._torque_high, self._torque_actuators, finger, self._speed * np.sign(action[6:]),
+            self._finger_actuators, self._finger_bias, self._finger_weight,
+        )  # fmt: skip
+        after = self._substeps - 1 - _SAMPLED_SUBSTEP
+        substeps(*self._bound, begun, left - after, *self._state, *settings)
+        self._take_sample()
+        substeps(*self._bound, False, after, *self._state, *settings)
         gripper.current_action = finger
 
     def _set_goal(self, controller, action: np.ndarray) -> None:

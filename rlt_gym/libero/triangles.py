@@ -74,6 +74,15 @@ def select_triangles(vertices, faces, pose, window, size, samples, facing, scree
     return count, number
 
 
+def warm_up() -> None:
+    """Compile, or load what was compiled before: a process that forks does it once for all its children."""
+    corners, faces = np.eye(3), np.arange(3, dtype=np.int32).reshape(1, 3)
+    window = np.array([-1.0, 1.0, -1.0, 1.0, 1.0, 10.0])
+    chosen, parts = np.empty(2, dtype=np.int32), np.empty(3, dtype=np.int64)
+    pose, samples, screen = np.eye(3, 4), np.full((1, 2), 0.5), np.empty((3, 4))
+    select_triangles(corners, faces, pose, window, 8.0, samples, 1.0, screen, chosen, parts)
+
+
 @numba.njit(cache=True)
 def _project(vertices, pose, window, size, screen):
     left, right, bottom, top, near, far = window

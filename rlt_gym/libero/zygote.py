@@ -87,7 +87,9 @@ class Zygote:
         """
         prepare_libero(settings["assets_path"])
         from rlt_gym.libero.simulator import LiberoSimulator
+        from rlt_gym.libero.triangles import warm_up
 
+        warm_up()
         known = self._simulators.setdefault(_key(settings), {})
         for task_id in task_ids:
             if task_id in known or sum(map(len, self._simulators.values())) >= _KEPT:
