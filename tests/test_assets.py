@@ -124,15 +124,31 @@ def test_textures_are_reproducible_and_checked() -> None:
         render_texture("x", Texture("plaid", (0, 0, 0), 0.1))
 
 
+def test_parts_that_joints_keep_apart_collide_with_everything_but_each_other() -> None:
+    files = build_files()
+    for name, apart in (("white_cabinet", True), ("wooden_cabinet", False)):
+        geoms = ET.fromstring(files[f"articulated_objects/{name}.xml"]).findall(".//geom[@group='0']")
+        masks = {(int(geom.get("contype", "1")), int(geom.get("conaffinity", "1"))) for geom in geoms}
+        assert len(masks) == 1
+        (ours,) = masks
+
+        def touch(a: tuple[int, int], b: tuple[int, int]) -> bool:
+            return bool(a[0] & b[1] or b[0] & a[1])
+
+        assert touch(ours, ours) == (not apart)
+        assert touch(ours, (1, 1)) and touch(ours, (0, 1))  # things, and the gripper's fingers
+
+
 def test_every_geom_has_a_group_and_no_mesh_is_used() -> None:
     files = build_files()
     for entry in CATALOGUE:
         root = ET.fromstring(files[entry.path])
         assert not root.findall(".//mesh")
         for geom in root.iter("geom"):
-            assert geom.get("group") in ("0", "1")
+            group, name = geom.get("group"), geom.get("name", "")
+            assert group in ("0", "1") or (group == "5" and name.startswith("table_leg"))  # 5: not drawn
             assert geom.get("type") in ("box", "cylinder", "plane")
-            if geom.get("group") == "1" and geom.get("type") != "plane":
+            if group != "0" and geom.get("type") != "plane":
                 assert geom.get("contype") == geom.get("conaffinity") == "0"
         for texture in root.iter("texture"):
             file = texture.get("file")

@@ -139,7 +139,7 @@ class _View:
 
 class GeomCulling:
     """
-    For scenes without large meshes: leave out whole geoms that lie outside the picture or are transparent.
+    For scenes without large meshes: leave out whole geoms outside the picture, and those with no alpha.
 
     :param model: The viewer's model.
     :param scene: The scene after a first ``mjv_updateScene``.
@@ -151,7 +151,6 @@ class GeomCulling:
             raise NotImplementedError("check geom_records first")
         self._records, self._scene = records, scene
         boxes = model.geom_aabb.astype(np.float64)
-        boxes[model.geom_type == _PLANE, 3:] = 1e9  # endless
         self._middle, self._half = boxes[:, :3], boxes[:, 3:] * 1.001 + 1e-3
 
     def apply(self, camera: int, size: int) -> None:
@@ -165,7 +164,8 @@ class GeomCulling:
         middles = geoms["pos"] + (rotations @ self._middle[numbers][:, :, None])[:, :, 0]
         # How far a box reaches along a plane's normal.
         reach = (np.abs(planes[:, :3] @ rotations) * self._half[numbers][:, None, :]).sum(axis=2)
-        seen = (middles @ planes[:, :3].T + planes[:, 3] > -reach).all(axis=1) | (geoms["objtype"] != _GEOM)
+        endless = (geoms["objtype"] != _GEOM) | (geoms["type"] == _PLANE)  # sites have no box
+        seen = (middles @ planes[:, :3].T + planes[:, 3] > -reach).all(axis=1) | endless
         drawn = geoms[seen & (geoms["rgba"][:, 3] > 0)]
         self._records[: len(drawn)] = drawn
         self._scene.ngeom = len(drawn)
