@@ -124,6 +124,17 @@ def test_textures_are_reproducible_and_checked() -> None:
         render_texture("x", Texture("plaid", (0, 0, 0), 0.1))
 
 
+def test_a_prism_with_feet_stands_on_two_crossed_boxes() -> None:
+    plain = list(Prism("steel", apothem=0.03, height=0.08, sides=12).geoms())
+    boxes = list(Prism("steel", apothem=0.03, height=0.08, sides=12, feet=0.001).geoms())
+    heights = [box.size[2] for box in boxes]
+    assert [round(height, 6) for height in heights] == [0.04, 0.039, 0.039, 0.04, 0.039, 0.039]
+    assert [box.size[:2] for box in boxes] == [box.size[:2] for box in plain]
+    assert [(box.pos, box.quat) for box in boxes] == [(box.pos, box.quat) for box in plain]
+    with pytest.raises(ValueError, match="multiple of 4, got 6"):
+        Prism("steel", sides=6, feet=0.001)
+
+
 def test_parts_that_joints_keep_apart_collide_with_everything_but_each_other() -> None:
     files = build_files()
     for name, apart in (("white_cabinet", True), ("wooden_cabinet", False)):

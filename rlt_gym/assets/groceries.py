@@ -127,7 +127,8 @@ def _can(body: str, band: str, letters: str) -> tuple[Shape, ...]:
     """
     y = 0.0034  # its axis
     return (
-        Prism(body, (0.0, y, -0.0382), apothem=0.0312, height=0.0754, sides=12),
+        Prism(body, (0.0, y, -0.0382), apothem=0.0312, height=0.0754, sides=12, shown=False, feet=0.001),
+        Prism(body, (0.0, y, -0.0382), apothem=0.0312, height=0.0754, sides=12, solid=False),
         Prism("bright_steel", (0.0, y, -0.0386), apothem=0.0300, height=0.0762, sides=12, solid=False),
         Prism(band, (0.0, y, -0.0080), apothem=0.0315, height=0.0340, sides=12, solid=False),
         Prism(letters, (0.0, y, -0.0010), apothem=0.0317, height=0.0050, sides=12, solid=False),

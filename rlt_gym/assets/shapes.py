@@ -190,15 +190,20 @@ class Prism(Shape):
     :param apothem: Distance from the axis to a flat side.
     :param height: Height.
     :param sides: Number of sides, even.
+    :param feet: By how much all boxes but two, which cross at a right angle, are shorter at either end. Only those two
+        touch what it stands on, with four contacts each; those of the others cost time and hold nothing.
     """
 
     apothem: float = 0.01
     height: float = 0.01
     sides: int = 8
+    feet: float = 0.0
 
     def __post_init__(self) -> None:
         if self.sides < 4 or self.sides % 2:
             raise ValueError(f"Prism needs an even number of sides >= 4, got {self.sides}")
+        if self.feet and self.sides % 4:
+            raise ValueError(f"a Prism with feet needs sides that are a multiple of 4, got {self.sides}")
 
     def geoms(self) -> Iterator[Geom]:
         half = self.height / 2
@@ -210,7 +215,9 @@ class Prism(Shape):
         width = self.apothem * math.tan(math.pi / self.sides)
         for i in range(self.sides // 2):
             quat = quat_multiply(self.quat, turn(z=360.0 * i / self.sides))
-            yield Geom("box", (self.apothem, width, half), centre, quat, self.paint, self.solid, self.shown)
+            stands = i % (self.sides // 4) == 0
+            size = (self.apothem, width, half if stands else half - self.feet)
+            yield Geom("box", size, centre, quat, self.paint, self.solid, self.shown)
 
 
 @dataclass(frozen=True)
