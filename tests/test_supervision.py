@@ -314,7 +314,8 @@ def imports_of(name):
 
 def test_worker_modules_are_python_3_8_and_need_nothing_but_libero():
     """All that the processes of launch.py reach inside this package."""
-    allowed = {"libero", "numpy", "mujoco", "robosuite", "numba", "OpenGL", *sys.stdlib_module_names}
+    # robosuite brings numba, and numba llvmlite
+    allowed = {"libero", "numpy", "mujoco", "robosuite", "numba", "llvmlite", "OpenGL", *sys.stdlib_module_names}
     open_, known = {"launch", "worker", "zygote", "gl", "faults"}, set()
     while open_:
         name = open_.pop()
