@@ -207,7 +207,7 @@ os.environ.setdefault("LP_NUM_THREADS", "0")
 import mujoco
 import numpy as np
 from rlt_gym.libero import render
-kinds = [("box", "0.3 0.01 0.02"), ("box", "0.05 0.05 0.05"), ("cylinder", "0.02 0.3"), ("capsule", "0.03 0.1")]
+kinds = [("box", "0.3 0.01 0.02"), ("box", "0.05 0.05 0.25"), ("cylinder", "0.02 0.3"), ("capsule", "0.03 0.1")]
 bodies = "".join(
     f'<body pos="0 0 0.2"><freejoint/><geom type="{kind}" size="{size}" group="1"/>'
     f'<site type="cylinder" size="0.02 5" rgba="1 0 0 {-0.5 if number % 2 else 0.5}"/></body>'
@@ -244,6 +244,94 @@ assert not any(different), different
 assert np.mean(drawn) < 0.8 * plain._scene.ngeom, (np.mean(drawn), plain._scene.ngeom)
 assert len({picture.tobytes() for picture in expected}) > 50
 print("same pictures")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "same pictures" in done.stdout, done.stderr[-2000:]
+
+
+def test_viewer_flags_are_left_out_for_a_moment_only():
+    """Collisions are the same without, and the model can be copied again afterwards."""
+    import copy
+
+    import mujoco
+    import numpy as np
+
+    from rlt_gym.libero.osc import without_viewer_flags
+
+    model = mujoco.MjModel.from_xml_string("""
+    <mujoco>
+      <asset><mesh name="ball" builtin="sphere" params="3" scale="0.1 0.1 0.1"/></asset>
+      <worldbody>
+        <geom type="plane" size="3 3 1"/>
+        <body pos="0 0 0.09"><freejoint/><geom type="mesh" mesh="ball"/><geom type="box" size="0.05 0.05 0.05"/></body>
+        <body pos="0 0.1 0.09"><freejoint/><geom type="mesh" mesh="ball"/><geom type="box" size="0.1 0.1 0.1"/></body>
+      </worldbody>
+    </mujoco>""")
+    volumes = model.nbvh
+    bodies = int(model.body_bvhnum.sum())
+    expected, data = mujoco.MjData(model), mujoco.MjData(model)
+    for _ in range(20):
+        mujoco.mj_step(model, expected)
+        with without_viewer_flags(model):
+            assert bodies <= model.nbvh < volumes
+            mujoco.mj_step(model, data)
+        assert model.nbvh == volumes
+    assert data.ncon == expected.ncon > 0
+    np.testing.assert_array_equal(data.qpos, expected.qpos)
+    assert copy.copy(model).nbvh == volumes
+
+
+@pytest.mark.sim
+def test_small_boxes_of_a_body_are_drawn_as_one_in_the_same_picture():
+    """Two kinds of boxes turned every way on two bodies, some large or transparent: those stay as they are."""
+    code = """
+import os
+os.environ.setdefault("MUJOCO_GL", "osmesa")
+os.environ.setdefault("PYOPENGL_PLATFORM", os.environ["MUJOCO_GL"])
+os.environ.setdefault("LP_NUM_THREADS", "0")
+import mujoco
+import numpy as np
+from rlt_gym.libero import render
+rng = np.random.default_rng(0)
+def boxes(count, rgba, most=0.08):
+    rows = zip(rng.uniform(-0.2, 0.2, (count, 3)), rng.uniform(0.02, most, (count, 3)), rng.normal(size=(count, 4)))
+    return "".join(
+        '<geom type="box" group="1" rgba="%s" pos="%s" size="%s" quat="%s"/>'
+        % (rgba, *(" ".join(map(str, numbers)) for numbers in row)) for row in rows
+    )
+colours = ("0.8 0.2 0.1 1", "0.1 0.3 0.8 1")
+body = "<body><freejoint/>" + "".join(boxes(10, c) for c in colours) + "%s</body>"
+model = mujoco.MjModel.from_xml_string(f'''
+<mujoco>
+  <visual><headlight ambient="0.3 0.3 0.3" diffuse="0.5 0.5 0.5"/></visual>
+  <worldbody>
+    <light pos="1 1 3" castshadow="false"/>
+    <camera name="c" pos="0 -1.2 0.7" xyaxes="1 0 0 0 0.5 0.87"/>
+    <geom type="plane" size="3 3 1" rgba="0.4 0.4 0.5 1" group="1"/>
+    {body % boxes(2, "0 1 0 0.5")}{body % boxes(2, colours[0], 0.6)}
+  </worldbody>
+</mujoco>''')
+data = mujoco.MjData(model)
+merged = render.Renderer(model, 128, "fast")
+samples, pictures, drawn = [], [], []
+for _ in range(20):
+    places = data.qpos.reshape(-1, 7)
+    places[:, :3] = rng.uniform(-0.5, 0.5, (len(places), 3))
+    places[:, 3:] = rng.normal(size=(len(places), 4))
+    mujoco.mj_kinematics(model, data)
+    mujoco.mj_camlight(model, data)
+    samples.append({name: np.array(getattr(data, name)) for name in render.KINEMATICS})
+    pictures.append(merged.render(samples[-1], "c"))
+    drawn.append(merged._scene.ngeom)
+merged.close()
+render.geom_records = lambda *_: None
+plain = render.Renderer(model, 128, "fast")
+expected = [plain.render(sample, "c") for sample in samples]
+assert plain._scene.ngeom == 1 + 2 * 22 and max(drawn) <= 1 + 4 + 2 + 2, drawn
+assert len({picture.tobytes() for picture in expected}) == 20
+difference = np.abs(np.array(pictures).astype(int) - np.array(expected)).max(axis=-1)
+assert difference.mean() < 0.3 and (difference > 8).mean() < 1e-3, (difference.mean(), (difference > 8).mean())
+print("same pictures", difference.mean(), (difference > 8).mean())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "same pictures" in done.stdout, done.stderr[-2000:]

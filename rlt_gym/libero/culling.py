@@ -25,6 +25,7 @@ import numpy as np
 from OpenGL import GL
 from OpenGL.error import GLError, NullFunctionError
 
+from rlt_gym.libero.merged_boxes import MergedBoxes
 from rlt_gym.libero.triangles import BATCH, NEAREST, select_triangles
 from rlt_gym.libero.viewing import camera_of, mirror_images, planes_around, touches, view_in_mirror
 
@@ -139,23 +140,27 @@ class _View:
 
 class GeomCulling:
     """
-    For scenes without large meshes: leave out whole geoms outside the picture, and those with no alpha.
+    For scenes without large meshes: leave out whole geoms outside the picture, and those with no alpha, and draw the
+    small boxes of one body and colour as one.
 
     :param model: The viewer's model.
+    :param context: Made from it; must be current.
     :param scene: The scene after a first ``mjv_updateScene``.
     """
 
-    def __init__(self, model: Any, scene: Any):
+    def __init__(self, model: Any, context: Any, scene: Any):
         records = geom_records(scene)
         if records is None:
             raise NotImplementedError("check geom_records first")
         self._records, self._scene = records, scene
+        self._merged = MergedBoxes(model, context)
         boxes = model.geom_aabb.astype(np.float64)
         self._middle, self._half = boxes[:, :3], boxes[:, 3:] * 1.001 + 1e-3
 
     def apply(self, camera: int, size: int) -> None:
         """As :meth:`Culling.apply`. A mirror may show what lies outside: with one, everything is drawn."""
         geoms = self._records[: self._scene.ngeom]
+        self._merged.apply(geoms)
         if _mirror_of(geoms) is not None:
             return
         planes = planes_around(*camera_of(self._scene))

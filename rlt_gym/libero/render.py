@@ -47,6 +47,13 @@ def _robot_drawn_by_hulls(model: mujoco.MjModel) -> None:
             model.geom_rgba[geom] = _HAND_COLOUR if body.startswith("gripper0_") else _LINK_COLOUR
 
 
+def _in_fewer_pieces(model: mujoco.MjModel) -> None:
+    """The floor in squares of 1 m, a cylinder's side in 4 rings: MuJoCo takes 2,300 squares and 16 rings."""
+    planes = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
+    model.geom_size[planes, 2] = np.maximum(model.geom_size[planes, 2], 1.0)
+    model.vis.quality.numstacks = 4
+
+
 def _visual_meshes(model: mujoco.MjModel) -> tuple[list[int], bool]:
     """
     :return: Ids of the meshes that are drawn, and whether they are all the robot's.
@@ -79,6 +86,7 @@ class Renderer:
             meshes, hulls = _visual_meshes(self._viz)
             if hulls:
                 _robot_drawn_by_hulls(self._viz)
+                _in_fewer_pieces(self._viz)
             else:
                 decimate(self._viz, meshes)
         self._source = model
@@ -102,9 +110,10 @@ class Renderer:
 
     def _make_context(self) -> mujoco.MjrContext:
         if not can_cull(self._viz, self._scene):
+            context = self._plain_context()
             if self._scene.ngeom > 1 and geom_records(self._scene) is not None:
-                self._culling = GeomCulling(self._viz, self._scene)
-            return self._plain_context()
+                self._culling = GeomCulling(self._viz, context, self._scene)
+            return context
         restore = without_meshes(self._viz, self._scene)  # what can be seen of them becomes display lists, per picture
         context = self._plain_context()
         restore()

@@ -17,7 +17,7 @@ from libero.libero.envs.env_wrapper import ControlEnv
 from robosuite.controllers.osc import OperationalSpaceController
 from robosuite.utils.control_utils import set_goal_orientation, set_goal_position
 
-from rlt_gym.libero.osc import find_functions, substeps
+from rlt_gym.libero.osc import find_functions, substeps, without_viewer_flags
 from rlt_gym.libero.render import CAMERAS, KINEMATICS, Renderer
 from rlt_gym.libero.tasks import episode_seed, get_task, load_init_states
 
@@ -251,9 +251,10 @@ class LiberoSimulator:
             self._finger_actuators, self._finger_bias, self._finger_weight,
         )  # fmt: skip
         after = self._substeps - 1 - _SAMPLED_SUBSTEP
-        substeps(*self._bound, begun, left - after, *self._state, *settings)
-        self._take_sample()
-        substeps(*self._bound, False, after, *self._state, *settings)
+        with without_viewer_flags(self.model):
+            substeps(*self._bound, begun, left - after, *self._state, *settings)
+            self._take_sample()
+            substeps(*self._bound, False, after, *self._state, *settings)
         gripper.current_action = finger
 
     def _set_goal(self, controller, action: np.ndarray) -> None:
