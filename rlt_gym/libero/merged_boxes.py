@@ -9,11 +9,13 @@ and, where two boxes touch, which of them is seen.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import mujoco
 import numpy as np
 from OpenGL import GL
+from OpenGL.error import GLError
 
 #: Larger boxes (m, the longest half side), such as tables and walls, keep their many quads.
 LARGEST = 0.2
@@ -50,8 +52,13 @@ class MergedBoxes:
         self._base = int(context.baseMesh)
         #: By geom: the list it shows, 0 for none.
         self._lists = np.zeros(model.ngeom, dtype=np.int32)
-        for geoms in _alike(model):
-            self._merge(model, geoms)
+        while GL.glGetError():  # PyOpenGL would blame its next call for what MuJoCo's own calls left behind
+            pass
+        try:
+            for geoms in _alike(model):
+                self._merge(model, geoms)
+        except GLError as error:
+            warnings.warn(f"pictures are drawn box by box, in twice the time: {error}", stacklevel=2)
 
     def _merge(self, model: Any, geoms: list[int]) -> None:
         """Compile the boxes in the first one's frame; that one will show the list, the others hide."""
@@ -96,7 +103,8 @@ def _alike(model: Any) -> list[list[int]]:
         colour = model.mat_rgba[material] if material >= 0 else model.geom_rgba[geom]
         plain = material < 0 or (model.mat_reflectance[material] == 0 and np.all(model.mat_texid[material] < 0))
         small = model.geom_size[geom].max() <= LARGEST
-        if model.geom_type[geom] == _BOX and model.geom_group[geom] in (1, 2) and plain and small and colour[3] == 1.0:
+        opaque = colour[3] == model.geom_rgba[geom][3] == 1.0
+        if model.geom_type[geom] == _BOX and model.geom_group[geom] in (1, 2) and plain and small and opaque:
             key = (int(model.geom_bodyid[geom]), material, model.geom_rgba[geom].tobytes())
             found.setdefault(key, []).append(geom)
     return list(found.values())
