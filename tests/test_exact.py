@@ -139,13 +139,8 @@ def test_batches_that_are_clipped_stay_so_and_are_not_mixed_with_others():
             assert outside[part].any() and len(part) <= BATCH
 
 
-@pytest.mark.sim
-@pytest.mark.parametrize("mirror", [True, False])
-def test_culled_pictures_equal_plain_ones(mirror):
-    """A scene of MuJoCo's alone: things move a lot, a little and not at all, in and out of the view."""
-    code = (
-        f"material = 'material=\"m\"' if {mirror} else ''"
-        + """
+#: What the scenes below begin with. They are drawn in processes of their own: the GL back end is chosen on import.
+DRAWING = """
 import os
 os.environ.setdefault("MUJOCO_GL", "osmesa")
 os.environ.setdefault("PYOPENGL_PLATFORM", os.environ["MUJOCO_GL"])
@@ -153,6 +148,34 @@ os.environ.setdefault("LP_NUM_THREADS", "0")
 import mujoco
 import numpy as np
 from rlt_gym.libero import render
+
+
+def throw(data, reach, rng):
+    "Put free bodies anywhere, turned anyhow."
+    places = data.qpos.reshape(-1, 7)
+    places[:, :3] = rng.uniform(-reach, reach, (len(places), 3))
+    places[:, 3:] = rng.normal(size=(len(places), 4))
+
+
+def sample(model, data):
+    mujoco.mj_kinematics(model, data)
+    mujoco.mj_camlight(model, data)
+    return {name: np.array(getattr(data, name)) for name in render.KINEMATICS}
+"""
+
+
+def draws_the_same_pictures(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", DRAWING + code], capture_output=True, text=True)
+    assert "same pictures" in done.stdout, done.stderr[-2000:]
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("mirror", [True, False])
+def test_culled_pictures_equal_plain_ones(mirror):
+    """A scene of MuJoCo's alone: things move a lot, a little and not at all, in and out of the view."""
+    code = (
+        f"material = 'material=\"m\"' if {mirror} else ''"
+        + """
 model = mujoco.MjModel.from_xml_string(f'''
 <mujoco>
   <asset>
@@ -176,9 +199,7 @@ for number in range(90):
     if number % 10 == 0:
         data.qpos[:3] = rng.uniform(-0.6, 0.6, 3) + [0, 0, 0.5]
     data.qpos[7:10] += rng.uniform(-1, 1, 3) * (1e-5 if number % 3 else 3e-2)
-    mujoco.mj_kinematics(model, data)
-    mujoco.mj_camlight(model, data)
-    samples.append({name: np.array(getattr(data, name)) for name in render.KINEMATICS})
+    samples.append(sample(model, data))
     pictures.append(culled.render(samples[-1], "c"))
 pictures.append(culled.render(samples[-1], "c", 96))
 culled.close()
@@ -192,21 +213,13 @@ assert len({picture.tobytes() for picture in expected}) > 20
 print("same pictures")
 """
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "same pictures" in done.stdout, done.stderr[-2000:]
+    draws_the_same_pictures(code)
 
 
 @pytest.mark.sim
 def test_whole_geoms_outside_the_picture_are_left_out():
     """A scene without meshes: boxes, a cylinder and something invisible, which move in and out of the view."""
     code = """
-import os
-os.environ.setdefault("MUJOCO_GL", "osmesa")
-os.environ.setdefault("PYOPENGL_PLATFORM", os.environ["MUJOCO_GL"])
-os.environ.setdefault("LP_NUM_THREADS", "0")
-import mujoco
-import numpy as np
-from rlt_gym.libero import render
 kinds = [("box", "0.3 0.01 0.02"), ("box", "0.05 0.05 0.25"), ("cylinder", "0.02 0.3"), ("capsule", "0.03 0.1")]
 bodies = "".join(
     f'<body pos="0 0 0.2"><freejoint/><geom type="{kind}" size="{size}" group="1"/>'
@@ -227,12 +240,8 @@ culled = render.Renderer(model, 64, "fast")
 rng = np.random.default_rng(0)
 samples, pictures, drawn = [], [], []
 for _ in range(60):
-    places = data.qpos.reshape(-1, 7)
-    places[:, :3] = rng.uniform(-1.5, 1.5, (len(places), 3))
-    places[:, 3:] = rng.normal(size=(len(places), 4))
-    mujoco.mj_kinematics(model, data)
-    mujoco.mj_camlight(model, data)
-    samples.append({name: np.array(getattr(data, name)) for name in render.KINEMATICS})
+    throw(data, 1.5, rng)
+    samples.append(sample(model, data))
     pictures.append(culled.render(samples[-1], "c"))
     drawn.append(culled._scene.ngeom)
 culled.close()
@@ -245,8 +254,7 @@ assert np.mean(drawn) < 0.8 * plain._scene.ngeom, (np.mean(drawn), plain._scene.
 assert len({picture.tobytes() for picture in expected}) > 50
 print("same pictures")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "same pictures" in done.stdout, done.stderr[-2000:]
+    draws_the_same_pictures(code)
 
 
 def test_viewer_flags_are_left_out_for_a_moment_only():
@@ -285,13 +293,6 @@ def test_viewer_flags_are_left_out_for_a_moment_only():
 def test_small_boxes_of_a_body_are_drawn_as_one_in_the_same_picture():
     """Two kinds of boxes turned every way on two bodies, some large or transparent: those stay as they are."""
     code = """
-import os
-os.environ.setdefault("MUJOCO_GL", "osmesa")
-os.environ.setdefault("PYOPENGL_PLATFORM", os.environ["MUJOCO_GL"])
-os.environ.setdefault("LP_NUM_THREADS", "0")
-import mujoco
-import numpy as np
-from rlt_gym.libero import render
 rng = np.random.default_rng(0)
 def boxes(count, rgba, most=0.08):
     rows = zip(rng.uniform(-0.2, 0.2, (count, 3)), rng.uniform(0.02, most, (count, 3)), rng.normal(size=(count, 4)))
@@ -315,12 +316,8 @@ data = mujoco.MjData(model)
 merged = render.Renderer(model, 128, "fast")
 samples, pictures, drawn = [], [], []
 for _ in range(20):
-    places = data.qpos.reshape(-1, 7)
-    places[:, :3] = rng.uniform(-0.5, 0.5, (len(places), 3))
-    places[:, 3:] = rng.normal(size=(len(places), 4))
-    mujoco.mj_kinematics(model, data)
-    mujoco.mj_camlight(model, data)
-    samples.append({name: np.array(getattr(data, name)) for name in render.KINEMATICS})
+    throw(data, 0.5, rng)
+    samples.append(sample(model, data))
     pictures.append(merged.render(samples[-1], "c"))
     drawn.append(merged._scene.ngeom)
 merged.close()
@@ -333,8 +330,7 @@ difference = np.abs(np.array(pictures).astype(int) - np.array(expected)).max(axi
 assert difference.mean() < 0.3 and (difference > 8).mean() < 1e-3, (difference.mean(), (difference > 8).mean())
 print("same pictures", difference.mean(), (difference > 8).mean())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "same pictures" in done.stdout, done.stderr[-2000:]
+    draws_the_same_pictures(code)
 
 
 @pytest.mark.sim

@@ -16,7 +16,6 @@ When the mirror itself is outside the picture, there is no second drawing at all
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,6 +24,7 @@ import numpy as np
 from OpenGL import GL
 from OpenGL.error import GLError, NullFunctionError
 
+from rlt_gym.libero.display_lists import compile_list, forget_errors
 from rlt_gym.libero.merged_boxes import MergedBoxes
 from rlt_gym.libero.triangles import BATCH, NEAREST, select_triangles
 from rlt_gym.libero.viewing import camera_of, mirror_images, planes_around, touches, view_in_mirror
@@ -98,16 +98,16 @@ class _View:
         self.parts: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
         self.age = 0
         self.end = GL.glGenLists(1)
-        _compile_list(self.end, partial(GL.glListBase, self.lists[0]))
+        compile_list(self.end, partial(GL.glListBase, self.lists[0]))
         self.planes = GL.glGenLists(context.rangePlane)
 
         def mirror() -> None:
             GL.glListBase(self.lists[1])
             GL.glCallList(own_planes)
 
-        _compile_list(self.planes, mirror)
+        compile_list(self.planes, mirror)
         for plane in range(1, context.rangePlane):
-            _compile_list(self.planes + plane, partial(GL.glCallList, own_planes + plane))
+            compile_list(self.planes + plane, partial(GL.glCallList, own_planes + plane))
 
     def grow_older(self) -> None:
         """Count a picture, and now and then empty all lists and choose all triangles again."""
@@ -134,7 +134,7 @@ class _View:
     def clear(self, which: int, geoms: np.ndarray) -> None:
         """Empty lists: of what one drawing shows and the other, in which it has another pose, does not."""
         for number in geoms[self.counts[which][geoms] > 0].tolist():
-            _compile_list(self.lists[which] + 2 * number, _nothing)
+            compile_list(self.lists[which] + 2 * number, _nothing)
             self.poses[which][number], self.counts[which][number] = np.inf, 0
 
 
@@ -193,7 +193,7 @@ class Culling:
         if records is None:
             raise NotImplementedError("check geom_records first")
         self._model, self._records, self._scene, self._context = model, records, scene, context
-        _forget_errors()
+        forget_errors()
         self._samples = _sample_positions()
         self._arrays = (model.mesh_face, model.mesh_facenormal, model.mesh_facetexcoord)
         self._originals = tuple(array.copy() for array in self._arrays)
@@ -207,7 +207,7 @@ class Culling:
         self._room = scene.ngeom + 64
         self._wrappers = GL.glGenLists(self._room)
         for index in range(self._room):
-            _compile_list(self._wrappers + index, partial(_call, 2 * index))
+            compile_list(self._wrappers + index, partial(_call, 2 * index))
         self._own_planes = context.basePlane
         self._views: dict[tuple[int, int], _View] = {}
         self._key = b""
@@ -221,7 +221,7 @@ class Culling:
         :param camera: Number of the camera the scene was made for.
         :param size: Side of the picture in pixels.
         """
-        _forget_errors()
+        forget_errors()
         geoms = self._records[: self._scene.ngeom].copy()
         view = self._view_of(camera, size, geoms)
         eye, axes, window = camera_of(self._scene)
@@ -336,7 +336,7 @@ class Culling:
             numbers = view.more_lists(which, number, len(pieces))
             for piece, at in zip(pieces, numbers):
                 self._compile(mesh, piece, at)
-            _compile_list(own, partial(_call_in_order, numbers))
+            compile_list(own, partial(_call_in_order, numbers))
         return counts
 
     def _compile(self, mesh: int, triangles: np.ndarray, number: int) -> None:
@@ -409,18 +409,6 @@ def _mirror_of(geoms: np.ndarray) -> int | None:
     flat = (geoms["type"] == _PLANE) | (geoms["type"] == _BOX)
     found = np.flatnonzero(flat & (geoms["reflectance"] > 0) & (geoms["rgba"][:, 3] >= _OPAQUE))
     return int(found[0]) if len(found) else None
-
-
-def _forget_errors() -> None:
-    """PyOpenGL would blame its next call for what MuJoCo's own calls left behind."""
-    while GL.glGetError():
-        pass
-
-
-def _compile_list(number: int, draw: Callable[[], Any]) -> None:
-    GL.glNewList(number, GL.GL_COMPILE)
-    draw()
-    GL.glEndList()
 
 
 def _call(number: int) -> None:

@@ -17,6 +17,8 @@ import numpy as np
 from OpenGL import GL
 from OpenGL.error import GLError
 
+from rlt_gym.libero.display_lists import compile_list, forget_errors
+
 #: Larger boxes (m, the longest half side), such as tables and walls, keep their many quads.
 LARGEST = 0.2
 
@@ -52,8 +54,7 @@ class MergedBoxes:
         self._base = int(context.baseMesh)
         #: By geom: the list it shows, 0 for none.
         self._lists = np.zeros(model.ngeom, dtype=np.int32)
-        while GL.glGetError():  # PyOpenGL would blame its next call for what MuJoCo's own calls left behind
-            pass
+        forget_errors()
         try:
             for geoms in _alike(model):
                 self._merge(model, geoms)
@@ -70,15 +71,16 @@ class MergedBoxes:
             corners.append((_SIDES.reshape(-1, 3) * model.geom_size[geom]) @ own.T + middle)
             normals.append(_NORMALS @ own.T)
         points = np.concatenate(corners)
-        number = GL.glGenLists(1)
-        GL.glNewList(number, GL.GL_COMPILE)
-        GL.glBegin(GL.GL_QUADS)
-        for normal, point in zip(np.concatenate(normals), points):
-            GL.glNormal3d(*normal)
-            GL.glVertex3d(*point)
-        GL.glEnd()
-        GL.glEndList()
-        self._lists[first] = number
+
+        def draw() -> None:
+            GL.glBegin(GL.GL_QUADS)
+            for normal, point in zip(np.concatenate(normals), points):
+                GL.glNormal3d(*normal)
+                GL.glVertex3d(*point)
+            GL.glEnd()
+
+        self._lists[first] = GL.glGenLists(1)
+        compile_list(self._lists[first], draw)
         low, high = points.min(axis=0), points.max(axis=0)
         model.geom_aabb[first] = np.concatenate([(low + high) / 2, (high - low) / 2])
         model.geom_group[geoms[1:]] = _HIDDEN
