@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.noise import NormalActionNoise
 
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT, GymnasiumVecEnv
@@ -145,7 +146,8 @@ def test_trials_are_played_by_the_actor_on_trial():
     model = make(trial_share=0.5, trial_window=4)
     model.learn(300)
     model._trials.noisy[:] = [True, False]
-    actions, _ = model._sample_action(model.learning_starts, n_envs=2)
+    further = NormalActionNoise(np.zeros((4, 7)), np.full((4, 7), 0.1))
+    actions, _ = model._sample_action(model.learning_starts, further, n_envs=2)
     on_trial = chunks(model.policy.actor_on_trial, model, model._last_obs)
     assert np.array_equal(actions[1], np.clip(on_trial[1], -1, 1))
     assert not np.array_equal(on_trial[1], chunks(model.policy.candidate, model, model._last_obs)[1])

@@ -311,9 +311,10 @@ class RLT(TD3):
                     chunk = np.where(self._trials.noisy[:, None, None], chunk, on_trial)
         _, length, dims = chunk.shape
         noise = np.random.normal(size=(n_envs, 1 if self.noise_hold else length, dims))
-        noise = noise * np.asarray(self.exploration_std) * self._trials.noisy[:, None, None]
+        noise = noise * np.asarray(self.exploration_std)
         if action_noise is not None:
             noise = noise + action_noise()
+        noise = noise * self._trials.noisy[:, None, None]
         chunk = np.clip(chunk + noise, -1.0, 1.0).astype(np.float32)
         return chunk, chunk.copy()
 

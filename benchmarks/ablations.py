@@ -1,0 +1,115 @@
+"""
+What each part of the method is worth on LIBERO: one task, one switch at a time.
+
+    python benchmarks/ablations.py
+    python benchmarks/ablations.py --only "no pull" "2 critics" --seeds 0
+
+Each run is ``rlt train`` with ``examples/configs/libero_goal_1.yaml``, its first 3,600 chunks (28,800 control steps):
+the pull gets as weak as it does there, by the same chunk. All variants get the same number of control steps. Runs are
+kept in ``--out`` and not repeated; ``benchmarks/results/ablations.json`` has what the table of docs/misc/results.md
+shows. About ten minutes of a core a run; two commands with different ``--seeds`` run side by side.
+"""
+
+import argparse
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tasks import ROOT, summary
+
+CHUNKS, CHUNK_LENGTH = 3_600, 8
+COMMON = (
+    f"--config {ROOT}/examples/configs/libero_goal_1.yaml --total_chunks {CHUNKS} "
+    '--rlt.bc_coef {"start":200,"end":20,"end_fraction":0.8333} '
+    "--evaluation.n_states 50 --evaluation.videos false --max_minutes null"
+)
+
+#: name -> further arguments of ``rlt train``
+VARIANTS = {
+    "RLT": "",
+    "no pull": "--rlt.bc_coef 0",
+    # as many control steps and updates; rows are control steps here
+    "chunk length 1": f"--env.chunk_length 1 --rlt.utd {2 / CHUNK_LENGTH} --rlt.learning_starts {500 * CHUNK_LENGTH} "
+    f"--total_chunks {CHUNKS * CHUNK_LENGTH} --evaluation.selection_every {1200 * CHUNK_LENGTH}",
+    "no RL token": "--rlt.token_input false",
+    "no reference input": "--rlt.reference_input false",
+    "no reference dropout": "--rlt.reference_dropout 0",
+    # a row at every second control step; as many updates
+    "stride 2": "--env.kwargs.obs_stride 2 --rlt.utd 0.5",
+    "direct actor": "--rlt.actor_mode direct",
+    "1-chunk returns": "--rlt.n_steps 1",
+    "2 critics": "--rlt.n_critics 2",
+    "TQC": "--algorithm tqc",
+}
+
+
+def train(out: Path, variant: str, seed: int) -> Path:
+    """
+    :param out: where runs are kept
+    :param variant: a key of :data:`VARIANTS`
+    :param seed: seed of the run
+    :return: the finished run's folder
+    """
+    name = f"{variant.replace(' ', '_')}-seed{seed}"
+    run = out / name
+    if not (run / "report.html").exists():
+        shutil.rmtree(run, ignore_errors=True)  # begun and not finished
+        command = f"{COMMON} --out {out} --name {name} --seed {seed} {VARIANTS[variant]}"
+        subprocess.run([sys.executable, "-m", "rlt_sb3", "train", *command.split()], check=True)
+    return run
+
+
+def trials(run: Path) -> list[float] | None:
+    """:return: share of the last 16 noise-free training episodes that succeeded: the lowest, and the one at the end"""
+    with (run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    rates = [float(rate) for row in rows if (rate := row.get("rollout/trial_success_rate"))]
+    return [min(rates), rates[-1]] if rates else None
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """:return: Markdown, one line per run"""
+    lines = [
+        "| variant | seed | selection states solved | trials, lowest -> last | held-out | fixed / broken | steps |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        (low, high), rates = row["rlt"]["wilson_95"], row["trials"]
+        cells = [
+            row["variant"],
+            str(row["seed"]),
+            ", ".join(map(str, row["selection"]["successes"])),
+            "-" if rates is None else f"{rates[0]:.2f} -> {rates[1]:.2f}",
+            f"{row['rlt']['k']}/{row['rlt']['n']} ({100 * low:.0f} % to {100 * high:.0f} %)",
+            f"{row['fixed']} / {row['broken']}",
+            " -> ".join(f"{steps:.0f}" for steps in row["steps_where_both_succeed"]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="variants")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "ablations.json")
+    parser.add_argument("--out", type=Path, default=Path("runs/ablations"), help="where runs are kept")
+    args = parser.parse_args()
+    for seed in args.seeds:
+        for variant in args.only:
+            run = train(args.out, variant, seed)
+            row = {"variant": variant, "trials": trials(run)} | summary(run)
+            # read and written at once: another of these commands may have added rows meanwhile
+            rows = json.loads(args.json.read_text()) if args.json.exists() else []
+            rows = [old for old in rows if (old["variant"], old["seed"]) != (variant, seed)] + [row]
+            rows.sort(key=lambda row: (list(VARIANTS).index(row["variant"]), row["seed"]))
+            args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
