@@ -202,8 +202,8 @@ class Numpy:
 
     def actor_raw(self, net: str, obs: dict, keep=None) -> np.ndarray:
         reference = obs["vla_ref"].reshape(len(obs["vla_ref"]), -1)
-        reference = reference if keep is None else reference * keep
-        h = np.concatenate([self.features(net, obs), reference], axis=1)
+        seen = reference if keep is None else reference * keep
+        h = np.concatenate([self.features(net, obs), seen], axis=1)
         for layer in (0, 2):
             h = np.maximum(h @ self.p[f"{net}.mu.{layer}.weight"].T + self.p[f"{net}.mu.{layer}.bias"], 0)
         return reference + h @ self.p[f"{net}.mu.4.weight"].T + self.p[f"{net}.mu.4.bias"]
@@ -413,6 +413,19 @@ def test_dropout_happens_in_actor_updates_only():
     model.predict(random_obs(model, 4), deterministic=True)
     model._sample_action(0, None, 2)
     assert target.kept == [None, None] and actor.kept == []  # the slow copy acts, without dropout
+
+
+def test_dropout_hides_the_reference_from_the_network_and_not_from_the_sum():
+    """
+    An untrained residual actor plays the VLA's chunk with dropout, too: the pull has nothing to pull at. Where it had,
+    the network's first lesson was to make up for a whole chunk, and its first steps led far from the VLA.
+    """
+    model, batch = oracle_model(reference_dropout=1.0)
+    model.actor.load_state_dict(model.policy.make_actor().state_dict())
+    reference = batch.observations["vla_ref"].flatten(1).clamp(-1, 1)
+    assert th.equal(model.actor(batch.observations, th.zeros(len(reference), 1)), reference)
+    model._update_actor(batch, follow_q=False)
+    assert th.equal(model.actor(batch.observations), reference)
 
 
 def test_predict_is_the_same_in_both_modes_and_repeatable():

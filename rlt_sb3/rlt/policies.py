@@ -267,15 +267,18 @@ class RLTActor(Actor):
     def forward(self, obs: TensorDict, keep_reference: th.Tensor | None = None) -> th.Tensor:  # type: ignore[override]
         """
         :param obs: ``z_rl`` (B, D), ``proprio`` (B, P), ``vla_ref`` (B, C, d)
-        :param keep_reference: reference dropout, (B, 1) of 0 (replace the whole reference chunk by zeros) and 1;
-            given by the actor update only. It has no effect on an actor without reference input.
+        :param keep_reference: reference dropout, (B, 1) of 0 (the network sees zeros for the whole reference chunk) and
+            1; given by the actor update only. It has no effect on an actor without reference input, nor on what
+            "residual" adds to.
         :return: chunks, flat, (B, C*d) in [-1, 1]
         """
         reference = obs["vla_ref"].float().flatten(1)
         features = self.features_extractor(obs)
         if self.reference_input:
-            reference = reference if keep_reference is None else reference * keep_reference
-            features = th.cat([features, reference], dim=1)
+            # only the network loses sight of it: were it missing from the sum as well, the network's first lesson would
+            # be to make up for a whole chunk, and what it learns for these rows leads it astray in all others
+            seen = reference if keep_reference is None else reference * keep_reference
+            features = th.cat([features, seen], dim=1)
         output = self.mu(features)
         return AntiWindupClamp.apply(reference + output if self.mode == "residual" else output)
 
