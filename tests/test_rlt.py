@@ -103,6 +103,9 @@ def test_warm_up_plays_the_vla_exactly(mode):
     assert sorted(map(tuple, stored.actions[:1000][slots].reshape(-1, 28).tolist())) == in_order
 
 
+SCALE = [1.0, 1.0, 1.0, 0.2, 0.3, 0.4, 2.0]
+
+
 @pytest.mark.parametrize("hold", [False, True])
 def test_exploration_noise(hold):
     model = make_model(num_envs=50, exploration_std=0.05, noise_hold=hold, learning_starts=0)
@@ -116,6 +119,11 @@ def test_exploration_noise(hold):
     per_dimension._last_obs["vla_ref"][:] = 0.0
     chunk, _ = per_dimension._sample_action(0, None, 2)
     assert chunk[..., 0].any() and not chunk[..., 1:].any()
+    scaled = make_model(num_envs=50, exploration_std=0.05, action_scale=SCALE, learning_starts=0)
+    scaled._setup_learn(1)
+    scaled._last_obs["vla_ref"][:] = 0.0
+    noise = np.concatenate([scaled._sample_action(0, None, 50)[0] for _ in range(40)])
+    np.testing.assert_allclose(noise.std(axis=(0, 1)), 0.05 * np.array(SCALE), rtol=0.05)
 
 
 def test_further_action_noise():
@@ -255,15 +263,18 @@ def to_numpy(batch):
 
 
 @pytest.mark.parametrize("bounds", [None, (0.05, 0.4)])
-@pytest.mark.parametrize("smoothing", [0.0, 0.3])
-def test_targets_against_numpy(bounds, smoothing):
-    model, batch = oracle_model(q_bounds=bounds, target_policy_noise=smoothing, target_noise_clip=0.2)
+@pytest.mark.parametrize(("smoothing", "scale"), [(0.0, 1.0), (0.3, 1.0), (0.3, SCALE)])
+def test_targets_against_numpy(bounds, smoothing, scale):
+    model, batch = oracle_model(
+        q_bounds=bounds, target_policy_noise=smoothing, target_noise_clip=0.2, action_scale=scale
+    )
     oracle = Numpy(model)
     _, next_obs, actions = to_numpy(batch)
     th.manual_seed(5)
     targets = model._targets(batch).numpy()
     th.manual_seed(5)
     noise = np.clip(th.randn(*actions.shape).numpy() * smoothing, -0.2, 0.2)
+    noise *= np.tile(np.broadcast_to(scale, 7), 4)
     next_actions = np.clip(oracle.actor("actor_target", next_obs) + noise, -1, 1)
     next_q = oracle.q("critic_target", next_obs, next_actions).min(axis=0)
     rewards, dones, discounts = (x.double().numpy()[:, 0] for x in (batch.rewards, batch.dones, batch.discounts))
@@ -318,9 +329,9 @@ def test_one_critic_update_against_numpy():
 
 
 @pytest.mark.parametrize("actor_q", ["mean", "min", "first"])
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_one_actor_update_against_numpy(actor_q, dropout):
-    model, batch = oracle_model(actor_q=actor_q, reference_dropout=dropout)
+@pytest.mark.parametrize(("dropout", "scale"), [(0.0, 1.0), (0.5, 1.0), (0.5, SCALE)])
+def test_one_actor_update_against_numpy(actor_q, dropout, scale):
+    model, batch = oracle_model(actor_q=actor_q, reference_dropout=dropout, action_scale=scale)
     # interior actions: there the gradient of the loss is the plain derivative (the border has its own test)
     with th.no_grad():
         batch.observations["vla_ref"].mul_(0.2)
@@ -338,7 +349,8 @@ def test_one_actor_update_against_numpy(actor_q, dropout):
         q = oracle.q("critic", obs, actions)
         q = {"mean": q.mean(0), "min": q.min(0), "first": q[0]}[actor_q]
         # the pull is to the true reference, also where the actor does not see it
-        return float(-q.mean() + 3.0 * ((actions - reference) ** 2).mean())
+        distance = (actions - reference) / np.tile(np.broadcast_to(scale, 7), 4)
+        return float(-q.mean() + 3.0 * (distance**2).mean())
 
     critic_before = [parameter.clone() for parameter in model.critic.parameters()]
     th.manual_seed(7)
@@ -713,7 +725,8 @@ BAD = [
     (dict(n_steps=0), "n_steps"), (dict(utd=0.0), "utd"),
     (dict(utd=2.0, gradient_steps=4), "utd=None"), (dict(bc_coef=-1.0), "bc_coef"), (dict(actor_q="max"), "actor_q"),
     (dict(reference_dropout=1.5), "reference_dropout"), (dict(exploration_std=-0.1), "exploration_std"),
-    (dict(exploration_std=[0.1, 0.1]), "exploration_std"), (dict(q_bounds=(1.0, 0.0)), "q_bounds"),
+    (dict(exploration_std=[0.1, 0.1]), "exploration_std"), (dict(action_scale=[1.0, 0, 1, 1, 1, 1, 1]), "action_scale"),
+    (dict(q_bounds=(1.0, 0.0)), "q_bounds"),
     (dict(n_critics=0), "n_critics"), (dict(n_target_critics=6), "n_target_critics"),
     (dict(batch_size=0), "batch_size"), (dict(actor_mode="tanh"), "actor_mode"), (dict(policy_delay=0), "policy_delay"),
     (dict(critic_precision="int8"), "critic_precision"), (dict(critic_warmup_updates=-1), "critic_warmup_updates"),

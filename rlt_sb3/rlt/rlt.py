@@ -91,6 +91,10 @@ class RLT(TD3):
         reference chunk; never in :meth:`predict`, rollouts or targets
     :param exploration_std: standard deviation of the Gaussian noise in rollouts after ``learning_starts``; a number or
         one per action dimension (d,)
+    :param action_scale: what counts as one unit of action, a number or one per action dimension (d,): noise (in
+        rollouts and on targets) is multiplied by it, the distance of the pull divided by it. VLAs learn actions that
+        are normalised in each dimension, robots take others: where the VLA turns the hand by 0.02, noise of 0.05 is
+        large, and the pull leaves more room than the VLA itself ever uses
     :param noise_hold: draw one noise vector per chunk and hold it for its C steps (smooth motion) instead of
         independent noise at every step
     :param trial_share: share of the training episodes that copies of the actor play without noise, as trials. With
@@ -161,6 +165,7 @@ class RLT(TD3):
         bc_failure_weight: float = 1.0,
         reference_dropout: float = 0.5,
         exploration_std: float | list[float] = 0.05,
+        action_scale: float | list[float] = 1.0,
         noise_hold: bool = False,
         trial_share: float = 0.0,
         trial_window: int = 20,
@@ -222,7 +227,7 @@ class RLT(TD3):
         self.n_steps = n_steps
         self.bc_coef, self.bc_failure_weight = bc_coef, bc_failure_weight
         self.reference_dropout = reference_dropout
-        self.exploration_std = exploration_std
+        self.exploration_std, self.action_scale = exploration_std, action_scale
         self.noise_hold = noise_hold
         self.trial_share = trial_share
         self.trial_window = trial_window
@@ -311,7 +316,7 @@ class RLT(TD3):
                     chunk = np.where(self._trials.noisy[:, None, None], chunk, on_trial)
         _, length, dims = chunk.shape
         noise = np.random.normal(size=(n_envs, 1 if self.noise_hold else length, dims))
-        noise = noise * np.asarray(self.exploration_std)
+        noise = noise * np.asarray(self.exploration_std) * np.asarray(self.action_scale)
         if action_noise is not None:
             noise = noise + action_noise()
         noise = noise * self._trials.noisy[:, None, None]
@@ -461,7 +466,7 @@ class RLT(TD3):
             next_actions = self.actor_target(batch.next_observations)
             noise = th.randn_like(next_actions) * self.target_policy_noise
             noise = noise.clamp_(-self.target_noise_clip, self.target_noise_clip)
-            next_actions = (next_actions + noise).clamp_(-1.0, 1.0)
+            next_actions = (next_actions + self._per_dimension(noise, self._scale)).clamp_(-1.0, 1.0)
             members = None
             if self.n_target_critics is not None and self.n_target_critics < self.n_critics:
                 members = th.randperm(self.n_critics, device=self.device)[: self.n_target_critics]
@@ -488,8 +493,8 @@ class RLT(TD3):
         """
         :param batch: rows
         :param follow_q: False leaves only the pull towards the VLA's chunks
-        :return: loss, mean Q, mean squared distance to the VLA's chunks, mean distance per sample (norm over C*d), the
-            pull's weight, share of the rows that belong to successful episodes
+        :return: loss, mean Q, mean squared distance to the VLA's chunks in units of ``action_scale``, mean distance per
+            sample (norm over C*d, no units), the pull's weight, share of the rows that belong to successful episodes
         """
         observations = batch.observations
         bc_target = batch.bc_target  # vla_ref, but the executed action where someone else chose it
@@ -497,7 +502,8 @@ class RLT(TD3):
         if self.reference_dropout > 0.0:
             keep = (th.rand(len(bc_target), 1, device=self.device) >= self.reference_dropout).float()
         actions = self.actor(observations, keep)
-        squared = (actions - bc_target).pow(2)
+        difference = actions - bc_target
+        squared = self._per_dimension(difference, 1.0 / self._scale).pow(2)
         # reference dropout does not touch the target of the pull
         bc_loss = pull = squared.mean()
         if follow_q and self.bc_failure_weight < 1.0:
@@ -516,8 +522,17 @@ class RLT(TD3):
         loss.backward()
         self.actor.optimizer.step()
         with th.no_grad():
-            distance, weight = squared.sum(1).sqrt().mean(), th.tensor(bc_coef, device=self.device)
+            distance, weight = difference.norm(dim=1).mean(), th.tensor(bc_coef, device=self.device)
             return th.stack([loss, actor_q, bc_loss, distance, weight, batch.successful.mean()])
+
+    @property
+    def _scale(self) -> th.Tensor:
+        """``action_scale`` as a tensor, () or (d,)."""
+        return th.as_tensor(self.action_scale, dtype=th.float32, device=self.device)
+
+    def _per_dimension(self, chunks: th.Tensor, factor: th.Tensor) -> th.Tensor:
+        """:return: flat chunks (B, C*d), each action dimension times its factor"""
+        return (chunks.unflatten(1, self.action_space.shape) * factor).flatten(1)  # type: ignore[arg-type]
 
     def _actor_q(self, observations: dict[str, th.Tensor], actions: th.Tensor) -> th.Tensor:
         members = slice(1) if self.actor_q == "first" else None
