@@ -532,7 +532,7 @@ class RLT(TD3):
 
     def _per_dimension(self, chunks: th.Tensor, factor: th.Tensor) -> th.Tensor:
         """:return: flat chunks (B, C*d), each action dimension times its factor"""
-        return (chunks.unflatten(1, self.action_space.shape) * factor).flatten(1)  # type: ignore[arg-type]
+        return (chunks.unflatten(1, self.action_space.shape) * factor).flatten(1)
 
     def _actor_q(self, observations: dict[str, th.Tensor], actions: th.Tensor) -> th.Tensor:
         members = slice(1) if self.actor_q == "first" else None
