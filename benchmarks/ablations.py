@@ -24,7 +24,7 @@ from tasks import ROOT, summary
 CHUNKS, CHUNK_LENGTH = 3_600, 8
 COMMON = (
     f"--config {ROOT}/examples/configs/libero_goal_1.yaml --total_chunks {CHUNKS} "
-    '--rlt.bc_coef {"start":200,"end":20,"end_fraction":0.8333} '
+    '--rlt.bc_coef {"start":60,"end":5,"end_fraction":0.8333} '
     "--evaluation.n_states 50 --evaluation.videos false --max_minutes null"
 )
 
@@ -40,6 +40,7 @@ VARIANTS = {
     "no reference dropout": "--rlt.reference_dropout 0",
     # a row at every second control step; as many updates
     "stride 2": "--env.kwargs.obs_stride 2 --rlt.utd 0.5",
+    "one scale for all actions": "--rlt.action_scale 1",
     "direct actor": "--rlt.actor_mode direct",
     "1-chunk returns": "--rlt.n_steps 1",
     "2 critics": "--rlt.n_critics 2",
