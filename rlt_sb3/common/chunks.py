@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch as th
 
 
 @dataclass
@@ -106,3 +107,13 @@ def chunk_stats(infos: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for name, term in info.get("reward_terms", {}).items():
             values.setdefault(f"reward_{name}", []).append(float(np.sum(term)))
     return {name: float(np.mean(of_envs)) for name, of_envs in values.items()}
+
+
+def times_per_dimension(chunks: th.Tensor, factor: Any) -> th.Tensor:
+    """
+    :param chunks: flat chunks (B, C*d)
+    :param factor: a number, or one per action dimension (d,)
+    :return: the chunks, every step's actions times the factor
+    """
+    factor = th.as_tensor(factor, dtype=chunks.dtype, device=chunks.device)
+    return chunks * (factor if factor.ndim == 0 else factor.repeat(chunks.shape[1] // len(factor)))

@@ -27,7 +27,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.td3.td3 import TD3
 
 from rlt_sb3.common.buffers import ChunkReplayBuffer
-from rlt_sb3.common.chunks import chunk_stats, executed_chunks
+from rlt_sb3.common.chunks import chunk_stats, executed_chunks, times_per_dimension
 from rlt_sb3.common.hardware import cpu_has_bfloat16
 from rlt_sb3.common.offline import attach_offline
 from rlt_sb3.common.q_gap import QGapTracker
@@ -466,7 +466,7 @@ class RLT(TD3):
             next_actions = self.actor_target(batch.next_observations)
             noise = th.randn_like(next_actions) * self.target_policy_noise
             noise = noise.clamp_(-self.target_noise_clip, self.target_noise_clip)
-            next_actions = (next_actions + self._per_dimension(noise, self._scale)).clamp_(-1.0, 1.0)
+            next_actions = (next_actions + times_per_dimension(noise, self.action_scale)).clamp_(-1.0, 1.0)
             members = None
             if self.n_target_critics is not None and self.n_target_critics < self.n_critics:
                 members = th.randperm(self.n_critics, device=self.device)[: self.n_target_critics]
@@ -503,7 +503,7 @@ class RLT(TD3):
             keep = (th.rand(len(bc_target), 1, device=self.device) >= self.reference_dropout).float()
         actions = self.actor(observations, keep)
         difference = actions - bc_target
-        squared = self._per_dimension(difference, 1.0 / self._scale).pow(2)
+        squared = times_per_dimension(difference, 1.0 / np.asarray(self.action_scale)).pow(2)
         # reference dropout does not touch the target of the pull
         bc_loss = pull = squared.mean()
         if follow_q and self.bc_failure_weight < 1.0:
@@ -524,15 +524,6 @@ class RLT(TD3):
         with th.no_grad():
             distance, weight = difference.norm(dim=1).mean(), th.tensor(bc_coef, device=self.device)
             return th.stack([loss, actor_q, bc_loss, distance, weight, batch.successful.mean()])
-
-    @property
-    def _scale(self) -> th.Tensor:
-        """``action_scale`` as a tensor, () or (d,)."""
-        return th.as_tensor(self.action_scale, dtype=th.float32, device=self.device)
-
-    def _per_dimension(self, chunks: th.Tensor, factor: th.Tensor) -> th.Tensor:
-        """:return: flat chunks (B, C*d), each action dimension times its factor"""
-        return (chunks.unflatten(1, self.action_space.shape) * factor).flatten(1)
 
     def _actor_q(self, observations: dict[str, th.Tensor], actions: th.Tensor) -> th.Tensor:
         members = slice(1) if self.actor_q == "first" else None
