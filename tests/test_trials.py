@@ -145,7 +145,9 @@ def test_predict_is_the_vla_until_an_actor_is_approved_and_then_changes_with_app
 def test_trials_are_played_by_the_actor_on_trial():
     model = make(trial_share=0.5, trial_window=4)
     model.learn(300)
-    with th.no_grad():  # the actor that practises has gone on since, if it was nominated in the last step, too
+    model.policy.nominate()
+    model._trials.begin()
+    with th.no_grad():  # the actor that practises goes on meanwhile
         model.policy.candidate.mu[-1].bias.add_(0.01)
     model._trials.noisy[:] = [True, False]
     further = NormalActionNoise(np.zeros((4, 7)), np.full((4, 7), 0.1))
