@@ -629,6 +629,7 @@ OTHER = dict(
     bc_coef=7.0, reference_dropout=0.2, exploration_std=0.02, noise_hold=True, critic_warmup_updates=6,
     q_bounds=(-1.0, 2.0), actor_q="min", n_critics=4, n_target_critics=2, actor_mode="direct", learning_starts=10,
     tau=0.01, actor_tau=0.02, train_freq=2, critic_precision="bfloat16", stats_window_size=7,
+    action_scale=[1.0, 1.0, 1.0, 0.2, 0.2, 0.2, 1.0],
 )  # fmt: skip
 
 
