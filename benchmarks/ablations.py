@@ -11,7 +11,6 @@ shows. About ten minutes of a core a run; two commands with different ``--seeds`
 """
 
 import argparse
-import csv
 import json
 import shutil
 import subprocess
@@ -19,7 +18,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tasks import ROOT, summary
+import numpy as np
+from tasks import ROOT, rate, steps, summary
+
+from rlt_sb3.report import read_metrics
 
 CHUNKS, CHUNK_LENGTH = 3_600, 8
 COMMON = (
@@ -48,28 +50,37 @@ VARIANTS = {
 }
 
 
-def train(out: Path, variant: str, seed: int) -> Path:
+def arguments(out: Path, variant: str, seed: int) -> list[str]:
     """
     :param out: where runs are kept
     :param variant: a key of :data:`VARIANTS`
     :param seed: seed of the run
-    :return: the finished run's folder
+    :return: arguments of ``rlt train``
     """
-    name = f"{variant.replace(' ', '_')}-seed{seed}"
-    run = out / name
+    return f"{COMMON} --out {out} --name {folder(variant, seed)} --seed {seed} {VARIANTS[variant]}".split()
+
+
+def folder(variant: str, seed: int) -> str:
+    """:return: name of the run's folder"""
+    return f"{variant.replace(' ', '_')}-seed{seed}"
+
+
+def train(out: Path, variant: str, seed: int) -> Path:
+    """
+    :return: the finished run's folder; arguments as for :func:`arguments`
+    """
+    run = out / folder(variant, seed)
     if not (run / "report.html").exists():
         shutil.rmtree(run, ignore_errors=True)  # begun and not finished
-        command = f"{COMMON} --out {out} --name {name} --seed {seed} {VARIANTS[variant]}"
-        subprocess.run([sys.executable, "-m", "rlt_sb3", "train", *command.split()], check=True)
+        subprocess.run([sys.executable, "-m", "rlt_sb3", "train", *arguments(out, variant, seed)], check=True)
     return run
 
 
 def trials(run: Path) -> list[float] | None:
     """:return: share of the last 16 noise-free training episodes that succeeded: the lowest, and the one at the end"""
-    with (run / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    rates = [float(rate) for row in rows if (rate := row.get("rollout/trial_success_rate"))]
-    return [min(rates), rates[-1]] if rates else None
+    rates = read_metrics(run).get("rollout/trial_success_rate", np.array([]))
+    rates = rates[~np.isnan(rates)]
+    return [float(rates.min()), float(rates[-1])] if len(rates) else None
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -79,15 +90,15 @@ def table(rows: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        (low, high), rates = row["rlt"]["wilson_95"], row["trials"]
+        rates = row["trials"]
         cells = [
             row["variant"],
             str(row["seed"]),
             ", ".join(map(str, row["selection"]["successes"])),
             "-" if rates is None else f"{rates[0]:.2f} -> {rates[1]:.2f}",
-            f"{row['rlt']['k']}/{row['rlt']['n']} ({100 * low:.0f} % to {100 * high:.0f} %)",
+            rate(row["rlt"]),
             f"{row['fixed']} / {row['broken']}",
-            " -> ".join(f"{steps:.0f}" for steps in row["steps_where_both_succeed"]),
+            steps(row),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

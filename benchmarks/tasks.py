@@ -60,6 +60,17 @@ def summary(run: Path) -> dict[str, Any]:
     }
 
 
+def rate(result: dict[str, Any]) -> str:
+    """:return: k/n and Wilson's interval of one entry of a summary"""
+    low, high = result["wilson_95"]
+    return f"{result['k']}/{result['n']} ({100 * low:.0f} % to {100 * high:.0f} %)"
+
+
+def steps(run: dict[str, Any]) -> str:
+    """:return: control steps to success, of the VLA and of RLT, on the states that both solve"""
+    return " -> ".join(f"{mean:.0f}" for mean in run["steps_where_both_succeed"])
+
+
 def table(runs: list[dict[str, Any]]) -> str:
     """:return: Markdown, one row per run"""
     lines = [
@@ -67,14 +78,9 @@ def table(runs: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for run in runs:
-        rates = (
-            f"{r['k']}/{r['n']} ({100 * r['wilson_95'][0]:.0f} % to {100 * r['wilson_95'][1]:.0f} %)"
-            for r in (run["vla"], run["rlt"])
-        )
-        steps = " -> ".join(f"{steps:.0f}" for steps in run["steps_where_both_succeed"])
         lines.append(
-            f"| {run['task']} | {run['seed']} | {' | '.join(rates)} | {run['fixed']} / {run['broken']} | "
-            f"{run['p_value']:.0e} | {steps} | {run['minutes']:.0f} |"
+            f"| {run['task']} | {run['seed']} | {rate(run['vla'])} | {rate(run['rlt'])} | "
+            f"{run['fixed']} / {run['broken']} | {run['p_value']:.0e} | {steps(run)} | {run['minutes']:.0f} |"
         )
     return "\n".join(lines)
 

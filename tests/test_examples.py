@@ -1,5 +1,6 @@
 """Every example, every shipped configuration and the README's Python blocks run, with small arguments."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -43,14 +44,12 @@ def test_example(path, tmp_path):
     assert "success" in done.stdout or "frozen VLA: 2/4" in done.stdout
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_shipped_config(path, tmp_path):
-    """Its settings are accepted, and the run they describe works on the toy environment, shortened."""
-    config = parse("train", ["--config", str(path)])
+def train_shortened(config, out):
+    """The run that a configuration describes, shortened, on the environment without a simulator."""
     config.check()
-    assert config.evaluation.n_states >= 50 or "quick" in path.name
-    config.env = EnvConfig(id="FakeRLToken-v0", num_envs=config.env.num_envs)
-    config.out = str(tmp_path)
+    env = config.env
+    config.env = EnvConfig(id="FakeRLToken-v0", num_envs=env.num_envs, chunk_length=env.chunk_length, kwargs=env.kwargs)
+    config.out = str(out)
     config.progress = False
     config.total_chunks = 40
     config.evaluation.n_states = config.evaluation.selection_states = 4
@@ -59,6 +58,31 @@ def test_shipped_config(path, tmp_path):
     import toy_env  # noqa: F401
 
     assert train(config).rlt.n == 4
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_shipped_config(path, tmp_path):
+    config = parse("train", ["--config", str(path)])
+    assert config.evaluation.n_states >= 50 or "quick" in path.name
+    train_shortened(config, tmp_path)
+
+
+def benchmark_of_ablations():
+    path = ROOT / "benchmarks" / "ablations.py"
+    spec = importlib.util.spec_from_file_location("libero_ablations", path)
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)  # as when it is run as a script
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("variant", benchmark_of_ablations().VARIANTS)
+def test_variant_of_the_ablations(variant, tmp_path):
+    arguments = benchmark_of_ablations().arguments(tmp_path, variant, seed=3)
+    config = parse("train", arguments)
+    assert config.seed == 3
+    train_shortened(config, tmp_path)
 
 
 @pytest.mark.parametrize("path", [p for p in CONFIGS if p.name.startswith("libero_")], ids=lambda path: path.name)

@@ -108,22 +108,19 @@ SCALE = [1.0, 1.0, 1.0, 0.2, 0.3, 0.4, 2.0]
 
 @pytest.mark.parametrize("hold", [False, True])
 def test_exploration_noise(hold):
-    model = make_model(num_envs=50, exploration_std=0.05, noise_hold=hold, learning_starts=0)
-    model._setup_learn(1)
-    model._last_obs["vla_ref"][:] = 0.0
-    noise = np.concatenate([model._sample_action(0, None, 50)[0] for _ in range(40)])
-    assert noise.std() == pytest.approx(0.05, rel=0.05)
-    assert np.allclose(noise[:, :1], noise) == hold
-    per_dimension = make_model(exploration_std=[0.1, 0, 0, 0, 0, 0, 0], learning_starts=0)
-    per_dimension._setup_learn(1)
-    per_dimension._last_obs["vla_ref"][:] = 0.0
-    chunk, _ = per_dimension._sample_action(0, None, 2)
-    assert chunk[..., 0].any() and not chunk[..., 1:].any()
-    scaled = make_model(num_envs=50, exploration_std=0.05, action_scale=SCALE, learning_starts=0)
-    scaled._setup_learn(1)
-    scaled._last_obs["vla_ref"][:] = 0.0
-    noise = np.concatenate([scaled._sample_action(0, None, 50)[0] for _ in range(40)])
-    np.testing.assert_allclose(noise.std(axis=(0, 1)), 0.05 * np.array(SCALE), rtol=0.05)
+    def noise(chunks, **settings):
+        model = make_model(learning_starts=0, **settings)
+        model._setup_learn(1)
+        model._last_obs["vla_ref"][:] = 0.0
+        return np.concatenate([model._sample_action(0, None, model.n_envs)[0] for _ in range(chunks)])
+
+    drawn = noise(40, num_envs=50, exploration_std=0.05, noise_hold=hold)
+    assert drawn.std() == pytest.approx(0.05, rel=0.05)
+    assert np.allclose(drawn[:, :1], drawn) == hold
+    one = noise(1, exploration_std=[0.1, 0, 0, 0, 0, 0, 0], noise_hold=hold)
+    assert one[..., 0].any() and not one[..., 1:].any()
+    scaled = noise(40, num_envs=50, exploration_std=0.05, action_scale=SCALE)
+    np.testing.assert_allclose(scaled.std(axis=(0, 1)), 0.05 * np.array(SCALE), rtol=0.05)
 
 
 def test_further_action_noise():

@@ -56,10 +56,11 @@ class RLT(TD3):
 
     with ``a'`` from the target actor plus clipped noise. The actor minimises (paper eq. 5)
 
-    .. math:: -Q(s, a) + \text{bc\_coef} \cdot \tfrac{1}{C d} \lVert a - \text{vla\_ref} \rVert^2 .
+    .. math:: -Q(s, a) + \text{bc\_coef} \cdot \tfrac{1}{C d} \lVert (a - \text{vla\_ref}) / \sigma \rVert^2 ,
 
-    The paper writes the distance as a sum: its beta is ``bc_coef / (C * d)`` (20 is 0.36 for C=8, d=7). Both are meant
-    for rewards that add up to at most 1: with a success that pays r, ``r * bc_coef`` weighs as much.
+    with :math:`\sigma` = ``action_scale``. The paper writes the distance as a sum, without sigma: its beta is
+    ``bc_coef / (C * d)`` (20 is 0.36 for C=8, d=7). Both are meant for rewards that add up to at most 1: with a success
+    that pays r, ``r * bc_coef`` weighs as much.
 
     To get the paper's own recipe: ``actor_mode="direct", n_critics=2, n_steps=1, utd=5, critic_warmup_updates=0,
     q_bounds=None``. The defaults differ because that recipe first falls below the VLA: here the untrained actor plays
@@ -83,8 +84,8 @@ class RLT(TD3):
     :param policy_delay: critic updates per actor and target update, counted over the whole life of the model
     :param target_policy_noise: standard deviation of the noise on target actions
     :param target_noise_clip: its limit
-    :param bc_coef: weight of the *mean* squared distance, over the C*d numbers, to the VLA's chunk; a number or a
-        schedule (a function of the progress remaining, which falls from 1 to 0 over ``total_timesteps``)
+    :param bc_coef: weight of the *mean* squared distance, over the C*d numbers, to the VLA's chunk (in units of
+        ``action_scale``); a number or a schedule (of the progress remaining, which falls from 1 to 0)
     :param bc_failure_weight: the pull is multiplied by this in rows whose episode has not ended in success: 1 for all
         rows alike, 0 for successful episodes only. Episodes still running, and those cut off, are no successes yet.
     :param reference_dropout: probability, per sample of an actor update, that the actor sees zeros for the whole

@@ -63,10 +63,11 @@ def check_settings(model: Any) -> None:
         bounds is None or (len(bounds) == 2 and bounds[0] < bounds[1]),
         "None or (low, high), low < high",
     )
-    std, dims = np.asarray(model.exploration_std, dtype=float), model.action_space.shape[-1]
-    require("exploration_std", std.shape in ((), (dims,)) and np.all(std >= 0), f">= 0, a number or {dims} numbers")
-    scale = np.asarray(model.action_scale, dtype=float)
-    require("action_scale", scale.shape in ((), (dims,)) and np.all(scale > 0), f"> 0, a number or {dims} numbers")
+    dims = model.action_space.shape[-1]
+    for name, sign, holds in (("exploration_std", ">=", np.greater_equal), ("action_scale", ">", np.greater)):
+        value = np.asarray(getattr(model, name), dtype=float)
+        fits = value.shape in ((), (dims,)) and np.all(holds(value, 0))
+        require(name, fits, f"{sign} 0, a number or {dims} numbers")
     if model.utd is not None and model.gradient_steps != -1:
         raise ValueError(
             f"gradient_steps={model.gradient_steps} and utd={model.utd} both set the number of updates: "
