@@ -23,6 +23,10 @@ class Trials:
     "High Confidence Policy Improvement", 2015. There is no record to beat: a lucky early one would keep every later
     actor out.)
 
+    Where the VLA solves so much that not even ``window`` successes would be better beyond chance (81 % or more for a
+    window of 16), an actor has to be quicker: it solves at least the VLA's share, in fewer control steps beyond chance
+    (Mann and Whitney's one-sided test on the successful episodes, 2.5 %).
+
     :param n_envs: number of environments
     :param share: share of the episodes that are trials
     :param window: trials of an actor
@@ -31,8 +35,11 @@ class Trials:
     def __init__(self, n_envs: int, share: float, window: int):
         self.share, self.window = share, window
         self.recent: deque[bool] = deque(maxlen=window)  # of all actors, to be looked at
+        # of the VLA and of the actor on trial: outcomes of the episodes, control steps of the successful ones
         self.vla: list[bool] = []
+        self.vla_steps: list[int] = []
         self.outcomes: list[bool] = []
+        self.steps: list[int] = []
         self.open = False  # whether an actor is on trial
         self.candidates = 0
         self.approvals = 0
@@ -47,6 +54,7 @@ class Trials:
         self.n_envs = n_envs
         self._noisy: np.ndarray | None = None  # drawn when asked for: two restarts in a row draw as one does
         self.player = np.full(n_envs, "", dtype=object)  # who has played the running episode
+        self._elapsed = np.zeros(n_envs, dtype=np.int64)  # control steps of the running episode
 
     @property
     def noisy(self) -> np.ndarray:
@@ -67,7 +75,7 @@ class Trials:
 
     def begin(self) -> None:
         """A new actor is on trial; the running episodes are not its own from their beginning and do not count."""
-        self.open, self.outcomes = True, []
+        self.open, self.outcomes, self.steps = True, [], []
         self.candidates += 1
         self.player[self.player != ""] = "both"
 
@@ -77,8 +85,9 @@ class Trials:
 
         :param by_actor: whether the actor on trial played it where there is no noise; else the VLA, or as good as
         :param dones: (n_envs,)
-        :param infos: ``is_success`` is read (without it a positive last reward is a success), and ``worker_restarted``
-            and ``intervention``: an episode whose simulator broke or in which someone took over does not count
+        :param infos: ``is_success`` is read (without it a positive last reward is a success), ``chunk_steps`` (without
+            it a chunk counts as one step), and ``worker_restarted`` and ``intervention``: an episode whose simulator
+            broke or in which someone took over does not count
         :param rewards: sums over the chunks (n_envs,)
         :return: whether the actor on trial is approved now; :attr:`open` is false after it was approved or rejected
         """
@@ -87,25 +96,39 @@ class Trials:
         for env, done in enumerate(dones):
             alone = not infos[env].get("worker_restarted", False) and not np.any(infos[env].get("intervention", False))
             self.player[env] = player if alone and self.player[env] in ("", player) else "both"
+            self._elapsed[env] += infos[env].get("chunk_steps", 1)
             if not done:
                 continue
-            success = succeeded(infos[env], rewards[env])
+            success, steps = succeeded(infos[env], rewards[env]), [int(self._elapsed[env])]
             if self.player[env] == "vla" and not self.noisy[env]:
                 self.vla.append(success)
+                self.vla_steps += steps * success
             elif self.player[env] == "actor" and not self.noisy[env]:
                 self.recent.append(success)
-                approved |= self.open and self._judge(success)
-            self.player[env] = ""
+                if self.open:
+                    self.steps += steps * success
+                    approved |= self._judge(success)
+            self.player[env], self._elapsed[env] = "", 0
         if np.any(dones):
             self._noisy = np.where(dones, self._draw(), self.noisy)
         return approved
 
     def _judge(self, success: bool) -> bool:
         self.outcomes.append(success)
-        failures = len(self.outcomes) - sum(self.outcomes)
-        lower, _ = wilson_interval(self.window - failures, self.window)  # the best that can still come
         vla_rate = float(np.mean(self.vla)) if self.vla else 0.0
-        approved = lower > vla_rate and len(self.outcomes) == self.window
-        self.open = lower > vla_rate and not approved
+        best = self.window - len(self.outcomes) + sum(self.outcomes)  # successes, if all that come are
+        successes_can_tell = self._at_least(self.window) > vla_rate
+        possible = self._at_least(best) > vla_rate if successes_can_tell else best / self.window >= vla_rate
+        full = len(self.outcomes) == self.window
+        self.open = possible and not full
+        approved = possible and full and (successes_can_tell or self._quicker())
         self.approvals += approved
         return approved
+
+    def _at_least(self, successes: int) -> float:
+        return wilson_interval(successes, self.window)[0]
+
+    def _quicker(self) -> bool:
+        from scipy.stats import mannwhitneyu
+
+        return bool(mannwhitneyu(self.steps, self.vla_steps, alternative="less").pvalue < 0.025)
