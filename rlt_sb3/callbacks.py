@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,10 @@ class SelectionCallback(BaseCallback):
     """Evaluates the deterministic policy on the selection states and keeps the best model; driven by
     :class:`SafePointCallback`.
 
+    A model with trials (RLT's ``trial_share``) that still hands out the VLA's own chunks need not play them again. The
+    actor that practises plays instead, and is handed out if it beats the VLA beyond chance here: the lower end of
+    Wilson's 95 % interval is above the VLA's rate.
+
     :param evaluate: ``model -> Evaluation`` on the selection states
     :param every: chunks between two evaluations
     :param baseline: the frozen VLA on the same states
@@ -145,7 +150,8 @@ class SelectionCallback(BaseCallback):
 
     def run(self) -> SelectionPoint:
         """Evaluate now and keep the model if it is the best so far."""
-        result = self.evaluate(self.model)
+        trials = getattr(self.model, "trials", None)
+        result = self._audition(trials) if trials is not None and trials.vla_plays else self.evaluate(self.model)
         point = SelectionPoint(self.model.num_timesteps, self.budget.control_steps, self.budget.minutes, result)
         self.points.append(point)
         below = self.below_vla(result)
@@ -172,6 +178,22 @@ class SelectionCallback(BaseCallback):
             self.on_point(point)
         return point
 
+    def _audition(self, trials: Any) -> Evaluation:
+        """Hand out the actor that practises if it beats the VLA; evaluation of what is handed out then."""
+        policy: Any = self.model.policy
+        before = deepcopy(policy.actor_approved.state_dict())
+        policy.hand_out(policy.candidate.state_dict())
+        approved = False
+        try:
+            result = self.evaluate(self.model)
+            approved = result.interval[0] > self.baseline.rate
+        finally:  # an interrupt, too, leaves the model as it was
+            if not approved:
+                policy.hand_out(before)
+        self.logger.record("selection/candidate_success_rate", result.rate)
+        trials.approvals += approved
+        return result if approved else replace(self.baseline, policy=result.policy)
+
     def restore(self) -> None:
         """
         Put the best model's networks and optimisers back; replay buffer and counters stay as they are.
@@ -188,6 +210,8 @@ class SelectionCallback(BaseCallback):
             chosen = {name: entry for name, entry in chosen.items() if not name.startswith("critic")}
             chosen["policy"] = {key: value for key, value in chosen["policy"].items() if key.startswith("actor")}
         self.model.set_parameters(chosen, exact_match=False, device=self.model.device)
+        if hasattr(self.model, "trials"):
+            self.model.trials.void()  # the actor on trial was put back as well
 
     def below_vla(self, result: Evaluation) -> bool:
         """Whether the success rate fell below the frozen VLA's interval on the same states."""

@@ -36,9 +36,10 @@ def states(num_envs, episodes, **arguments):
 
 
 def without_groups(episodes, seed):
-    """The rule of the class: task p % 3, initial state drawn from (seed, p)."""
+    """The rule of the class: tasks in turn, from one that the seed chooses; initial state drawn from (seed, p)."""
+    first = int(np.random.SeedSequence([seed]).generate_state(1)[0])
     draws = [int(np.random.SeedSequence([seed, p]).generate_state(1)[0]) % 10_000 for p in range(episodes)]
-    return [((1, 8, 5)[p % 3], draw) for p, draw in enumerate(draws)]
+    return [((1, 8, 5)[(first + p) % 3], draw) for p, draw in enumerate(draws)]
 
 
 def test_without_groups_nothing_changes():
@@ -50,6 +51,12 @@ def test_without_groups_nothing_changes():
 def test_each_training_state_comes_g_times_whatever_the_number_of_envs(num_envs, group_size):
     expected = [place for place in without_groups(6, 7) for _ in range(group_size)]
     assert states(num_envs, 6 * group_size, seed=7, group_size=group_size) == expected
+
+
+def test_all_tasks_are_practised_by_whoever_seeds_anew_after_every_episode():
+    """A run does so at each evaluation and checkpoint."""
+    first = [states(1, 1, seed=10_007 * number)[0][0] for number in range(60)]
+    assert min(first.count(task) for task in (1, 8, 5)) >= 10
 
 
 def test_held_out_states_come_once():

@@ -8,6 +8,8 @@ from stable_baselines3.common.noise import NormalActionNoise
 
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT, GymnasiumVecEnv
+from rlt_sb3.callbacks import BudgetCallback, SelectionCallback
+from rlt_sb3.evaluation import Evaluation, StateResult
 from rlt_sb3.rlt.trials import Trials
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -86,6 +88,7 @@ def test_noisy_and_mixed_episodes_do_not_count():
 
 def test_broken_simulators_and_takeovers_do_not_count():
     trials, done = Trials(n_envs=1, share=1.0, window=1), np.array([True])
+    trials.vla = [False]
     trials.begin()
     trials.step(True, done, [{"worker_restarted": True, "is_success": False}], np.zeros(1))
     trials.step(True, ~done, [{"intervention": np.array([False, True])}], np.zeros(1))  # an expert has helped
@@ -95,10 +98,18 @@ def test_broken_simulators_and_takeovers_do_not_count():
 
 def test_an_episode_cut_off_by_a_restart_does_not_count():
     trials = Trials(n_envs=1, share=1.0, window=1)
+    trials.vla = [False]
     trials.step(False, np.array([False]), [{}], np.zeros(1))
     trials.restart(1)
     trials.begin()
     assert episode(trials, True)  # not "both": the VLA's part was in another episode
+
+
+def test_nobody_beats_a_vla_that_has_not_played():
+    trials = Trials(n_envs=1, share=1.0, window=2)
+    assert not any(episode(trials, True) for _ in range(4))
+    episode(trials, False, by_actor=False)
+    assert [episode(trials, True) for _ in range(2)] == [False, True]
 
 
 def test_share_of_quiet_episodes():
@@ -121,11 +132,11 @@ class Watch(BaseCallback):
         self.observations, self.handed_out, self.tried, self.approvals, self.candidates = obs, [], [], [], []
 
     def _on_step(self) -> bool:
-        self.model._trials.vla = [False]  # a VLA that never succeeds, so that one success is better
+        self.model.trials.vla = [False]  # a VLA that never succeeds, so that one success is better
         self.handed_out.append(self.model.predict(self.observations)[0])
         self.tried.append(chunks(self.model.policy.actor_on_trial, self.model, self.observations))
-        self.approvals.append(self.model._trials.approvals)
-        self.candidates.append(self.model._trials.candidates)
+        self.approvals.append(self.model.trials.approvals)
+        self.candidates.append(self.model.trials.candidates)
         return True
 
 
@@ -166,10 +177,10 @@ def test_trials_are_played_by_the_actor_on_trial():
     model = make(trial_share=0.5, trial_window=4)
     model.learn(300)
     model.policy.nominate()
-    model._trials.begin()
+    model.trials.begin()
     with th.no_grad():  # the actor that practises goes on meanwhile
         model.policy.candidate.mu[-1].bias.add_(0.01)
-    model._trials.noisy[:] = [True, False]
+    model.trials.noisy[:] = [True, False]
     further = NormalActionNoise(np.zeros((4, 7)), np.full((4, 7), 0.1))
     actions, _ = model._sample_action(model.learning_starts, further, n_envs=2)
     on_trial = chunks(model.policy.actor_on_trial, model, model._last_obs)
@@ -196,10 +207,73 @@ def test_what_was_approved_survives_saving(tmp_path):
     loaded = RLT.load(tmp_path / "model.zip", device="cpu")
     assert np.array_equal(loaded.predict(obs)[0], model.predict(obs)[0])
     for name in ("vla", "vla_steps", "recent", "outcomes", "steps", "open", "candidates", "approvals"):
-        assert getattr(loaded._trials, name) == getattr(model._trials, name)
+        assert getattr(loaded.trials, name) == getattr(model.trials, name)
 
 
-@pytest.mark.parametrize(("name", "value"), [("trial_share", 1.5), ("trial_window", 0)])
+@pytest.mark.parametrize(("name", "value"), [("trial_share", 1.5), ("trial_window", 0), ("learning_starts", 0)])
 def test_bad_settings_are_named(name, value):
     with pytest.raises(ValueError, match=name):
-        make(**{name: value})
+        make(**{"trial_share": 0.5, name: value})
+
+
+# ---------------------------------------------------------------- selection states
+
+
+def outcome(successes: int) -> Evaluation:
+    return Evaluation("x", "selection", [StateResult(p, 0, p, p < successes, 5, 1) for p in range(20)])
+
+
+def selection(model: RLT, evaluate, tmp_path, **kwargs) -> SelectionCallback:
+    callback = SelectionCallback(evaluate, 20, outcome(10), BudgetCallback(100), tmp_path / "best.zip", **kwargs)
+    callback.init_callback(model)
+    return callback
+
+
+def test_the_actor_that_practises_plays_the_selection_states_until_one_is_handed_out(tmp_path):
+    model = make(trial_share=0.5, trial_window=50)
+    model.learn(100)
+    obs = model.env.reset()
+    results, played = iter([outcome(14), outcome(15), outcome(3)]), []
+
+    def evaluate(player):
+        played.append(player.predict(obs)[0])
+        return next(results)
+
+    callback = selection(model, evaluate, tmp_path)
+    practising = chunks(model.policy.candidate, model, obs)
+    assert not np.array_equal(practising, obs["vla_ref"])
+    # 14 of 20: at least 48 % (Wilson), not above the VLA's 50 %
+    assert callback.run().evaluation == outcome(10)
+    assert np.array_equal(played[-1], practising) and np.array_equal(model.predict(obs)[0], obs["vla_ref"])
+    # 15 of 20: at least 53 %
+    assert callback.run().evaluation == outcome(15)
+    assert np.array_equal(model.predict(obs)[0], practising) and model.trials.approvals == 1
+    assert np.array_equal(RLT.load(tmp_path / "best.zip", device="cpu").predict(obs)[0], practising)
+    model.policy.candidate.mu[-1].bias.data.add_(0.1)
+    assert callback.run().evaluation == outcome(3)  # of what is handed out, from now on
+    assert np.array_equal(played[-1], practising)
+
+
+def test_an_interrupt_while_the_practising_actor_plays_hands_nothing_out(tmp_path):
+    model = make(trial_share=0.5, trial_window=50)
+    model.learn(100)
+    obs = model.env.reset()
+
+    def interrupted(player):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        selection(model, interrupted, tmp_path).run()
+    assert np.array_equal(model.predict(obs)[0], obs["vla_ref"]) and model.trials.vla_plays
+
+
+def test_networks_that_are_put_back_end_the_running_trial(tmp_path):
+    model = make(trial_share=0.5, trial_window=50)
+    model.trials.approvals = 1
+    model.learn(100)
+    results = iter([outcome(18), outcome(1)])
+    callback = selection(model, lambda player: next(results), tmp_path, guard="restore")
+    callback.run()
+    model.trials.begin()
+    callback.run()
+    assert not model.trials.open

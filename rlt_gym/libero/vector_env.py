@@ -287,13 +287,14 @@ class LiberoVectorEnv(VectorEnv):
         number = self._number(env, self._next_number[env]) * self._shard[1] + self._shard[0]
         self._next_number[env] += 1
         place = self._place(number)
-        task_index, turn = place % len(self.tasks), place // len(self.tasks)
         if self._split == "train":
-            draw = np.random.SeedSequence([self._seed, place]).generate_state(1)[0]
-            init_index = int(draw) % SPLIT_SIZES["train"]
-        else:
-            init_index = turn % SPLIT_SIZES[self._split]
-        return Episode(number, task_index, init_index)
+            draw = int(np.random.SeedSequence([self._seed, place]).generate_state(1)[0])
+            # Tasks take turns, from one that the seed chooses: whoever seeds anew after every few episodes (a run that
+            # evaluates or saves often) still practises all of them.
+            first = int(np.random.SeedSequence([self._seed]).generate_state(1)[0])
+            return Episode(number, (first + place) % len(self.tasks), draw % SPLIT_SIZES["train"])
+        turn, task_index = divmod(place, len(self.tasks))
+        return Episode(number, task_index, turn % SPLIT_SIZES[self._split])
 
     def _start_episodes(self, envs: Sequence[int]) -> None:
         for env in envs:

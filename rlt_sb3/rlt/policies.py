@@ -475,7 +475,13 @@ class RLTPolicy(TD3Policy):
 
     def approve(self) -> None:
         """The actor on trial is what :meth:`predict` plays from now on."""
-        self.actor_approved.load_state_dict(self.actor_on_trial.state_dict())
+        self.hand_out(self.actor_on_trial.state_dict())
+
+    def hand_out(self, parameters: dict[str, th.Tensor]) -> None:
+        """
+        :param parameters: of the actor that :meth:`predict` plays from now on
+        """
+        self.actor_approved.load_state_dict(parameters)
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> RLTActor:
         """:return: a new actor"""

@@ -247,7 +247,7 @@ class RLT(TD3):
         self._update_credit = 0.0
         span = 1.0 if q_bounds is None else q_bounds[1] - q_bounds[0]
         self._q_gap = QGapTracker(getattr(self, "n_envs", 1), gamma, span, stats_window_size)
-        self._trials = Trials(getattr(self, "n_envs", 1), trial_share, trial_window)
+        self.trials = Trials(getattr(self, "n_envs", 1), trial_share, trial_window)
 
         if _init_setup_model:
             self._setup_model()
@@ -301,7 +301,7 @@ class RLT(TD3):
         assert isinstance(self._last_obs, dict), "self._last_obs was not set"
         reference = np.clip(np.asarray(self._last_obs["vla_ref"], dtype=np.float32), -1.0, 1.0)
         if self.num_timesteps < learning_starts:
-            self._trials.no_noise()
+            self.trials.no_noise()
             return reference, reference.copy()
         if self.actor_mode == "direct" and self._warming_up:
             chunk = reference  # this actor has not yet been fitted to the VLA
@@ -310,17 +310,17 @@ class RLT(TD3):
                 observation, _ = self.policy.obs_to_tensor(self._last_obs)
                 chunk = self.policy.candidate(observation).cpu().numpy().reshape(reference.shape)
                 if self.trial_share > 0.0:
-                    if not self._trials.open and not self._warming_up:
+                    if not self.trials.open and not self._warming_up:
                         self.policy.nominate()
-                        self._trials.begin()
+                        self.trials.begin()
                     on_trial = self.policy.actor_on_trial(observation).cpu().numpy().reshape(reference.shape)
-                    chunk = np.where(self._trials.noisy[:, None, None], chunk, on_trial)
+                    chunk = np.where(self.trials.noisy[:, None, None], chunk, on_trial)
         _, length, dims = chunk.shape
         noise = np.random.normal(size=(n_envs, 1 if self.noise_hold else length, dims))
         noise = noise * np.asarray(self.exploration_std) * np.asarray(self.action_scale)
         if action_noise is not None:
             noise = noise + action_noise()
-        noise = noise * self._trials.noisy[:, None, None]
+        noise = noise * self.trials.noisy[:, None, None]
         chunk = np.clip(chunk + noise, -1.0, 1.0).astype(np.float32)
         return chunk, chunk.copy()
 
@@ -348,7 +348,7 @@ class RLT(TD3):
         if isinstance(self.replay_buffer, ChunkReplayBuffer):
             self.replay_buffer.end_trajectories()
         self._q_gap.restart(self.n_envs)
-        self._trials.restart(self.n_envs)
+        self.trials.restart(self.n_envs)
 
     def collect_rollouts(
         self,
@@ -388,7 +388,7 @@ class RLT(TD3):
         trained = 0 < self._n_updates >= self.critic_warmup_updates
         q_function = (lambda: self._promised_q(executed_chunks(buffer_action, infos))) if trained else None
         self._q_gap.step(buffer_action.shape[1], reward, dones, infos, q_function)
-        if self._trials.step(not self._warming_up, dones, infos, reward):
+        if self.trials.step(not self._warming_up, dones, infos, reward):
             self.policy.approve()
         assert isinstance(replay_buffer, ChunkReplayBuffer)
         for name, value in chunk_stats(infos).items():
@@ -409,10 +409,10 @@ class RLT(TD3):
         self.logger.record("time/control_steps", self.num_control_steps)
         if self._q_gap.gap is not None:
             self.logger.record("train/q_gap", self._q_gap.gap)
-        if self._trials.recent:
-            self.logger.record("rollout/trial_success_rate", float(np.mean(self._trials.recent)))
-            self.logger.record("rollout/candidates", self._trials.candidates)
-            self.logger.record("rollout/approvals", self._trials.approvals)
+        if self.trials.recent:
+            self.logger.record("rollout/trial_success_rate", float(np.mean(self.trials.recent)))
+            self.logger.record("rollout/candidates", self.trials.candidates)
+            self.logger.record("rollout/approvals", self.trials.approvals)
         super().dump_logs()
 
     # ---------------------------------------------------------------- updates

@@ -50,6 +50,8 @@ def check_settings(model: Any) -> None:
     require("offline_ratio", share > 0.0 or rows == 0, "> 0, since intervention_rows is not 0")
     require("offline_data", model.offline_data or rows or share == 0.0, "a file, since offline_ratio is not 0")
     require("trial_share", 0.0 <= model.trial_share <= 1.0, "in [0, 1] (a share of the episodes)")
+    starts = model.trial_share == 0.0 or model.learning_starts > 0
+    require("learning_starts", starts, "> 0 with trial_share: the VLA's own chunks show what an actor has to beat")
     require("trial_window", isinstance(model.trial_window, int) and model.trial_window >= 1, "an integer >= 1")
     require("actor_starts", model.actor_starts >= 0, ">= 0")
     require("actor_q", model.actor_q in ACTOR_Q, f"one of {ACTOR_Q}")

@@ -68,10 +68,19 @@ class Trials:
             return np.ones(self.n_envs, dtype=bool)
         return np.random.random(self.n_envs) >= self.share
 
+    @property
+    def vla_plays(self) -> bool:
+        """Whether no actor has been approved yet, so that the VLA's own chunks are what is handed out."""
+        return self.share > 0.0 and self.approvals == 0
+
     def no_noise(self) -> None:
         """The running episodes are played without noise, so they can be trials of the VLA."""
         if self.share > 0.0:
             self.noisy[:] = False
+
+    def void(self) -> None:
+        """The actor on trial is no longer the one that played; the next one has its turn."""
+        self.open = False
 
     def begin(self) -> None:
         """A new actor is on trial; the running episodes are not its own from their beginning and do not count."""
@@ -114,8 +123,11 @@ class Trials:
         return approved
 
     def _judge(self, success: bool) -> bool:
+        if not self.vla:  # nothing to beat yet
+            self.open = False
+            return False
         self.outcomes.append(success)
-        vla_rate = float(np.mean(self.vla)) if self.vla else 0.0
+        vla_rate = float(np.mean(self.vla))
         best = self.window - len(self.outcomes) + sum(self.outcomes)  # successes, if all that come are
         successes_can_tell = self._at_least(self.window) > vla_rate
         possible = self._at_least(best) > vla_rate if successes_can_tell else best / self.window >= vla_rate
