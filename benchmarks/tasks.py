@@ -33,21 +33,24 @@ def summary(run: Path) -> dict[str, Any]:
     :return: what the table and the figure show of it
     """
     data = read_evaluations(run)
-    env, (vla, rlt) = data["config"]["env"], (Evaluation.from_dict(data[key]) for key in ("vla", "rlt"))
+    config = data["config"]
+    env, (vla, rlt) = config["env"], (Evaluation.from_dict(data[key]) for key in ("vla", config["algorithm"]))
     before = {(row.task_id, row.init_index): row.steps for row in vla.rows if row.success}
     after = {(row.task_id, row.init_index): row.steps for row in rlt.rows if row.success}
     both = sorted(before.keys() & after.keys())
     paired = compare(vla, rlt)
     return {
         "task": f"{env['suite']} {', '.join(map(str, env['task_ids']))}",
-        "algorithm": data["config"]["algorithm"],
-        "seed": data["config"]["seed"],
+        "algorithm": config["algorithm"],
+        "seed": config["seed"],
         "vla": {"k": vla.successes, "n": vla.n, "wilson_95": vla.interval},
         "rlt": {"k": rlt.successes, "n": rlt.n, "wilson_95": rlt.interval},
         "fixed": paired.fixed,
         "broken": paired.broken,
         "p_value": paired.p_value,
-        "steps_where_both_succeed": [float(np.mean([steps[key] for key in both])) for steps in (before, after)],
+        "steps_where_both_succeed": [float(np.mean([steps[key] for key in both])) for steps in (before, after)]
+        if both
+        else None,
         "control_steps": data["training"]["control_steps"],
         "minutes": data["minutes"],
         "selection": {
@@ -68,7 +71,7 @@ def rate(result: dict[str, Any]) -> str:
 
 def steps(run: dict[str, Any]) -> str:
     """:return: control steps to success, of the VLA and of RLT, on the states that both solve"""
-    return " -> ".join(f"{mean:.0f}" for mean in run["steps_where_both_succeed"])
+    return " -> ".join(f"{mean:.0f}" for mean in run["steps_where_both_succeed"] or []) or "-"
 
 
 def table(runs: list[dict[str, Any]]) -> str:
