@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from rlt_gym.rl_token import select_tokens
-from rlt_gym.vla.base import FrozenVLA, VLAOutput
+from rlt_gym.vla.base import FrozenVLA, VLAOutput, fingerprint
 
 
 class MeanToken(nn.Module):
@@ -36,6 +36,10 @@ class MeanToken(nn.Module):
         tokens, mask = select_tokens(output, ("image",))
         mean = tokens.sum(1) / mask.sum(1, keepdim=True)
         return F.layer_norm(mean, (self.token_dim,))
+
+    def fingerprint(self) -> str:
+        """sha256 over the name and the width: there are no weights."""
+        return fingerprint({"format": "rlt-mean-token", "token_dim": self.token_dim}, {})
 
     def check_vla(self, vla: FrozenVLA) -> None:
         """

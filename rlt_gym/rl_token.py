@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from rlt_gym.utils.files import atomic_write, write_json
-from rlt_gym.vla.base import TOKEN_KINDS, WEIGHTS_DIR, FrozenVLA, VLAOutput
+from rlt_gym.vla.base import TOKEN_KINDS, WEIGHTS_DIR, FrozenVLA, VLAOutput, fingerprint
 
 if TYPE_CHECKING:
     from rlt_gym.mean_token import MeanToken
@@ -224,6 +224,10 @@ class RLTokenEncoder(nn.Module):
         tokens, mask = select_tokens(output, self.config.kinds)
         return self.encode(self.standardize(tokens), mask)
 
+    def fingerprint(self) -> str:
+        """sha256 over architecture and weights as they are stored (float16)."""
+        return fingerprint({"format": FORMAT, **asdict(self.config)}, self.state_dict(), dtype=torch.float16)
+
     def check_vla(self, vla: FrozenVLA) -> None:
         """
         :param vla: The VLA it shall be used with.
@@ -368,6 +372,17 @@ def load_rl_token(
     if vla is not None:
         encoder.check_vla(vla)
     return encoder.to(device).eval().requires_grad_(False)
+
+
+def frozen_fingerprint(vla: FrozenVLA, encoder: TokenEncoder) -> dict[str, str]:
+    """
+    What observations depend on, so that nothing that was learned from them is used with other weights.
+
+    :param vla: The frozen VLA.
+    :param encoder: The RL-token encoder.
+    :return: The hash of each: ``"vla"`` and ``"rl_token"``.
+    """
+    return {"vla": vla.fingerprint(), "rl_token": encoder.fingerprint()}
 
 
 def _read_for(path: Path, vla: FrozenVLA | None) -> RLTokenEncoder:

@@ -37,6 +37,9 @@ class RLTokenVectorEnv(VectorWrapper):
     Where the raw environment's infos have ``critical_phase``, the VLA's own chunk is played instead of the action until
     it is true.
 
+    ``metadata["fingerprint"]`` has the hashes of ``"vla"`` and ``"rl_token"``: runs compare them with what they were
+    trained on.
+
     :param env: Raw environment with observation ``agentview``, ``wrist``, ``proprio``, action (C, 7), and
         ``instruction``, ``init_index``, ``episode_steps`` in its infos, e.g. ``LIBERO-v0``.
     :param vla: The frozen VLA.
@@ -46,7 +49,7 @@ class RLTokenVectorEnv(VectorWrapper):
     """
 
     def __init__(self, env: VectorEnv, vla: "FrozenVLA", encoder: "TokenEncoder", device: str = "cpu") -> None:
-        from rlt_gym.rl_token import load_rl_token
+        from rlt_gym.rl_token import frozen_fingerprint, load_rl_token
         from rlt_gym.vla.base import load_vla
 
         single = env.single_observation_space
@@ -65,6 +68,7 @@ class RLTokenVectorEnv(VectorWrapper):
         super().__init__(env)
         self.vla = load_vla(vla, device)
         self.encoder = load_rl_token(encoder, self.vla, device)
+        self.metadata = {**env.metadata, "fingerprint": frozen_fingerprint(self.vla, self.encoder)}
         self.device = device
         assert isinstance(single, spaces.Dict)
         self.single_observation_space = spaces.Dict(

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from rlt_gym.demos import Demo, DemoFile, expand_paths, resize_frames
 from rlt_gym.lerobot_data import LeRobotDemo, LeRobotFolder, is_lerobot
-from rlt_gym.rl_token import TokenEncoder, load_rl_token
+from rlt_gym.rl_token import TokenEncoder, frozen_fingerprint, load_rl_token
 from rlt_gym.rl_token_env import check_chunk_length
 from rlt_gym.utils.files import atomic_write, git_commit
 from rlt_gym.vla.base import FrozenVLA, load_vla
@@ -148,7 +148,7 @@ def encode_demos(config: EncodeDemosConfig, vla: FrozenVLA | None = None, encode
     provenance: dict[str, Any] = {
         "config": asdict(config),
         "vla": vla.spec.name,
-        "vla_fingerprint": vla.fingerprint(),
+        "fingerprint": frozen_fingerprint(vla, token),
         "commit": git_commit(),
     }
     with atomic_write(config.output) as temporary:

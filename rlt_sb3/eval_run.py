@@ -11,6 +11,7 @@ from rlt_sb3.algorithms import as_predictor, check_fits, get_algorithm, load_mod
 from rlt_sb3.checkpoints import all_checkpoints
 from rlt_sb3.config import EvalConfig, TrainConfig, load_config
 from rlt_sb3.evaluation import SPLITS, Evaluation, Predictor, StateResult, compare, csv_rows, dumps, evaluate
+from rlt_sb3.fingerprint import Fingerprint, check_run, of_run
 from rlt_sb3.parallel_eval import evaluate_in_parallel
 from rlt_sb3.progress import quiet_bar
 from rlt_sb3.run_dir import replacing
@@ -28,7 +29,8 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
 
     :param config: which run, model and states
     :return: the outcome (with ``all_checkpoints``: of the best one)
-    :raises ValueError: for a folder that is no run, an unknown model or split, before any process starts
+    :raises ValueError: for a folder that is no run, an unknown model or split, before any process starts; for other
+        frozen weights than those that the run was trained on, before anything is played
     :raises MergeError: if the files of ``merge`` do not make one evaluation
     """
     if config.merge is not None:
@@ -56,10 +58,11 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
     wanted = dict(models)
     if config.vla and vla is None:
         wanted = {"vla": FROZEN_VLA} | models
+    fingerprint = None
     if config.max_parallel > 1:
         results = _play_in_parallel(config, wanted, n_states, split)
     else:
-        results = _play(config, settings, wanted, n_states, split, shard)
+        results, fingerprint = _play(config, settings, wanted, n_states, split, shard)
     if "vla" not in models:
         vla = results.pop("vla", vla)
     if config.all_checkpoints:
@@ -72,6 +75,7 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
         "n_states": n_states,
         "model_sha256": hashlib.sha256(file.read_bytes()).hexdigest() if file else None,
         "settings": {"env": asdict(settings.env) | {"num_envs": None}},
+        "fingerprint": fingerprint,
         **result.to_dict(),
     }
     if vla is not None:
@@ -87,14 +91,20 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
 
 def _play(
     config: EvalConfig, settings: TrainConfig, models: Models, n_states: int, split: str, shard: tuple[int, int]
-) -> dict[str, Evaluation]:
-    """One after the other, on the same simulators."""
+) -> tuple[dict[str, Evaluation], Fingerprint | None]:
+    """
+    One after the other, on the same simulators.
+
+    :return: outcomes, and which frozen weights the environment has
+    """
     policies: dict[str, str | Predictor] = {
         label: "vla" if file is None else _load(settings.algorithm, file, config.device)
         for label, (_, file) in models.items()
     }
     env = make_env(settings.env, split, settings.seed)
     try:
+        fingerprint = env.metadata.get("fingerprint")
+        check_run(Path(config.run), of_run(Path(config.run)), fingerprint)
         results = {}
         for label, (_, file) in models.items():
             if file is not None:
@@ -110,7 +120,7 @@ def _play(
                 results[label] = evaluate(
                     policies[label], env, n_states, split=split, name=name, on_episode=on_episode, shard=shard
                 )
-        return results
+        return results, fingerprint
     finally:
         env.close()
 

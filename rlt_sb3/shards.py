@@ -10,7 +10,7 @@ from rlt_sb3.errors import RunError
 from rlt_sb3.evaluation import Evaluation
 
 #: What all parts must have in common.
-SAME = ("policy", "split", "n_states", "model_sha256", "settings")
+SAME = ("policy", "split", "n_states", "model_sha256", "settings", "fingerprint")
 
 
 class MergeError(RunError):

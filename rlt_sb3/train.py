@@ -14,6 +14,7 @@ from rlt_sb3.algorithms import ALGORITHMS, as_predictor, check_settings, get_alg
 from rlt_sb3.checkpoints import Checkpoint, find_checkpoint
 from rlt_sb3.config import EnvConfig, TrainConfig, load_config, save_config
 from rlt_sb3.evaluation import Comparison, Evaluation, PolicyFn, Predictor, StateResult, as_policy, compare, evaluate
+from rlt_sb3.fingerprint import check_run
 from rlt_sb3.imports import check_import
 from rlt_sb3.interrupt import Interrupt
 from rlt_sb3.progress import Progress
@@ -110,7 +111,11 @@ class Run:
         self.interrupt = interrupt
         self.started = time.monotonic()
         self.data = {"selection": []} if data is None else data
-        self.data |= {"config": asdict(config), "machine": machine()}
+        self.data |= {
+            "config": asdict(config),
+            "machine": machine(),
+            "fingerprint": env.metadata.get("fingerprint"),
+        }
         self.minutes_before = float(self.data.get("minutes", 0.0))
 
     def store(self, **entries: Any) -> None:
@@ -169,7 +174,8 @@ def train(config: TrainConfig) -> TrainResult:
 
     :param config: the run
     :return: the evaluations; every file is in the run's folder
-    :raises ValueError: for settings that cannot work, before any process starts
+    :raises ValueError: for settings that cannot work, before any process starts, and if the run to go on with was
+        trained on other frozen weights than the environment's, before anything is played
     :raises CheckpointError: if a checkpoint cannot be written or read
     :raises KeyboardInterrupt: after saving, if interrupted
     """
@@ -193,6 +199,8 @@ def train(config: TrainConfig) -> TrainResult:
     progress = Progress(enabled=config.progress)
     with Interrupt() as interrupt:
         try:
+            if folder is not None and data is not None:
+                check_run(folder, data.get("fingerprint"), env.metadata.get("fingerprint"))
             files = RunDir.create(Path(config.out) / config.name) if folder is None else RunDir(folder)
             run = Run(config, env, files, progress, interrupt, data)
             save_config(config, files.path / "config.yaml")

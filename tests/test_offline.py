@@ -1,12 +1,16 @@
 """Demonstrations as transitions: written on the gym side, read by the algorithm."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from stable_baselines3.common.vec_env import VecMonitor
 
 from rlt_gym.demos import DemoWriter
-from rlt_gym.rl_token import RLTokenConfig, RLTokenEncoder
+from rlt_gym.rl_token import RLTokenConfig, RLTokenEncoder, frozen_fingerprint
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_gym.transitions import EncodeDemosConfig, encode_demos
 from rlt_gym.vla.base import VLAOutput, VLASpec
@@ -65,10 +69,10 @@ def space():
     return FakeRLTokenVectorEnv(chunk_length=C, token_dim=WIDTH).single_observation_space
 
 
-def encode(tmp_path, **kwargs):
+def encode(tmp_path, token=None, **kwargs):
     demos = write_demos(tmp_path / "demos" / "a.hdf5", task_id=5)
     config = EncodeDemosConfig([demos], str(tmp_path / "t.safetensors"), chunk_length=C, progress=False, **kwargs)
-    return encode_demos(config, CountingVLA(), ReadingEncoder())
+    return encode_demos(config, CountingVLA(), token or ReadingEncoder())
 
 
 @pytest.mark.parametrize("stride", [1, 2, 4])
@@ -152,6 +156,35 @@ def test_files_that_do_not_fit(tmp_path):
     (tmp_path / "broken.safetensors").write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="readable"):
         load_transitions(tmp_path / "broken.safetensors", space())
+
+
+def test_files_made_with_other_weights(tmp_path):
+    """Demonstrations and rows of a run name what they were made with; training refuses them on anything else."""
+    settings = dict(learning_starts=10, device="cpu", offline_ratio=0.5)
+
+    def model_with(file, fingerprint):
+        env = FakeRLTokenVectorEnv(2, chunk_length=C, token_dim=WIDTH)
+        env.metadata["fingerprint"] = fingerprint
+        return RLT("MultiInputPolicy", VecMonitor(GymnasiumVecEnv(env)), offline_data=str(file), **settings)
+
+    token = ReadingEncoder()
+    present = frozen_fingerprint(CountingVLA(), token)
+    demos, rows = encode(tmp_path, token), tmp_path / "rows.safetensors"
+    model = model_with(demos, present).learn(8)
+    save_transitions(rows, model.replay_buffer.rows, {"run": "demo"}, model.get_env())
+    with safe_open(rows, framework="numpy") as file:
+        assert json.loads(file.metadata()["provenance"]) == {"run": "demo", "fingerprint": present}
+    for path in (demos, rows):
+        model_with(path, present).learn(2)
+        with pytest.raises(ValueError, match=rf"{path.name} was made with other .*: vla f{{12}}\.\.\. \(here: 0{{12}}"):
+            model_with(path, present | {"vla": "0" * 64}).learn(2)
+        model_with(path, None).learn(2)
+    save_transitions(rows, model.replay_buffer.rows)
+    model_with(rows, {"vla": "0" * 64}).learn(2)  # nobody knows what these rows were made with
+
+    save_file(load_file(rows), rows, {"format": "rlt-transitions-1", "provenance": '{"vla_fingerprint": "11"}'})
+    with pytest.raises(ValueError, match="vla 11"):
+        model_with(rows, present).learn(2)
 
 
 def test_settings_of_the_writer(tmp_path):

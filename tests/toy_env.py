@@ -16,6 +16,8 @@ class ToyVectorEnv(gym.vector.VectorEnv):
     the sign can be read off ``z_rl``. Pictures show how many chunks the episode has had.
     """
 
+    fingerprint = None
+
     def __init__(
         self, num_envs=1, n_states=1000, render_mode=None, init_states="train", seed=0, suite=None, task_ids=None
     ):
@@ -23,6 +25,8 @@ class ToyVectorEnv(gym.vector.VectorEnv):
             raise ValueError(f"Unknown suite {suite!r}; choose one of ['toy'].")
         self.num_envs, self.n_states, self.render_mode = num_envs, n_states, render_mode
         self.metadata = {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.SAME_STEP}
+        if self.fingerprint is not None:
+            self.metadata["fingerprint"] = self.fingerprint
         box = gym.spaces.Box(-1, 1, CHUNK, np.float32)
         self.single_observation_space = gym.spaces.Dict(
             z_rl=gym.spaces.Box(-np.inf, np.inf, (4,), np.float32),

@@ -136,7 +136,7 @@ class FrozenVLA(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Hash of weights and configuration; RL-token and agent checkpoints store it."""
+        """Hash of weights and configuration; RL tokens, runs and files of transitions store it."""
         ...
 
 

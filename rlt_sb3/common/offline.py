@@ -3,13 +3,17 @@
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv
 
 from rlt_sb3.common.buffers import ChunkReplayBuffer
 from rlt_sb3.common.rows import ChunkRows
+from rlt_sb3.fingerprint import Fingerprint, check_fingerprint
 
 FORMAT = "rlt-transitions-1"
 
@@ -18,7 +22,12 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def load_transitions(path: str | os.PathLike[str], observation_space: spaces.Dict, room: int = 0) -> ChunkRows:
+def load_transitions(
+    path: str | os.PathLike[str],
+    observation_space: spaces.Dict,
+    room: int = 0,
+    fingerprint: Fingerprint | None = None,
+) -> ChunkRows:
     """
     Read a file of transitions.
 
@@ -30,8 +39,10 @@ def load_transitions(path: str | os.PathLike[str], observation_space: spaces.Dic
     :param path: the file
     :param observation_space: flat Dict space of the environment
     :param room: further slots, for rows to be added
+    :param fingerprint: of the environment's frozen models; None: they are not compared with the file's
     :return: the rows
-    :raises ValueError: if the file is missing, unreadable, of another layout, or does not fit the observation space
+    :raises ValueError: if the file is missing, unreadable, of another layout, made with other frozen models, or does
+        not fit the observation space
     """
     from safetensors import SafetensorError, safe_open
 
@@ -40,12 +51,15 @@ def load_transitions(path: str | os.PathLike[str], observation_space: spaces.Dic
         raise ValueError(f"There is no file of transitions {file}; write one with `rlt encode-demos`.")
     try:
         with safe_open(file, framework="numpy") as opened:
-            kind = (opened.metadata() or {}).get("format")
+            metadata = opened.metadata() or {}
+            kind = metadata.get("format")
             arrays = {key: opened.get_tensor(key) for key in opened.keys()} if kind == FORMAT else {}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} is not a readable safetensors file ({error}); write it again.") from error
     if kind != FORMAT:
         raise ValueError(f"{file} has the format {kind!r}; it must be {FORMAT!r}, as `rlt encode-demos` writes it.")
+    advice = "Put those weights back, or write the file again (`rlt encode-demos`) with the environment's."
+    check_fingerprint(str(file), _fingerprint_of_file(metadata), fingerprint, advice)
     missing = [key for key in (*_COLUMNS, *(f"obs/{name}" for name in observation_space.spaces)) if key not in arrays]
     if missing:
         raise ValueError(f"{file} lacks {missing}; write it again with `rlt encode-demos`.")
@@ -87,7 +101,9 @@ def load_transitions(path: str | os.PathLike[str], observation_space: spaces.Dic
     return rows
 
 
-def attach_offline(buffer: ChunkReplayBuffer, path: str | None, ratio: float, room: int) -> None:
+def attach_offline(
+    buffer: ChunkReplayBuffer, path: str | None, ratio: float, room: int, env: VecEnv | None = None
+) -> None:
     """
     Give a buffer its offline rows, unless it has some already.
 
@@ -95,24 +111,28 @@ def attach_offline(buffer: ChunkReplayBuffer, path: str | None, ratio: float, ro
     :param path: file of :func:`load_transitions`; None for none
     :param ratio: their share of each batch
     :param room: slots for rows to be added
+    :param env: the environment whose frozen models the file must have been made with, where both name theirs
     """
     rows, space, mine = buffer.offline, buffer.observation_space, buffer.rows
     assert isinstance(space, spaces.Dict)
     if rows is None and path is not None:
-        rows = load_transitions(path, space, room)
+        rows = load_transitions(path, space, room, _fingerprint_of_env(env))
     elif rows is None and room:
         rows = ChunkRows(room, space, mine.chunk_length, mine.action_dim, buffer.z_rl_dtype)
     if rows is not None:
         buffer.set_offline(rows, ratio)
 
 
-def save_transitions(path: str | os.PathLike[str], rows: ChunkRows, provenance: dict | None = None) -> None:
+def save_transitions(
+    path: str | os.PathLike[str], rows: ChunkRows, provenance: dict[str, Any] | None = None, env: VecEnv | None = None
+) -> None:
     """
     Write rows, e.g. ``model.replay_buffer.rows`` of a run, in the form that :func:`load_transitions` reads.
 
     :param path: file to write, atomically
     :param rows: the rows
     :param provenance: where they come from, anything JSON can hold
+    :param env: the environment they come from, e.g. ``model.get_env()``; the file then names its frozen models
     """
     from safetensors.numpy import save_file
 
@@ -123,7 +143,8 @@ def save_transitions(path: str | os.PathLike[str], rows: ChunkRows, provenance: 
         arrays[name] = getattr(rows, name)[:used]
     arrays["chunk_steps"] = np.where(is_row, rows.chunk_steps[:used], 0).astype(np.int16)
     arrays["next_row"] = np.where(is_row, rows.next_slot[:used], 0).astype(np.int32)
-    metadata = {"format": FORMAT, "provenance": json.dumps(provenance or {}, default=str)}
+    provenance = (provenance or {}) | ({} if env is None else {"fingerprint": _fingerprint_of_env(env)})
+    metadata = {"format": FORMAT, "provenance": json.dumps(provenance, default=str)}
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
@@ -133,3 +154,18 @@ def save_transitions(path: str | os.PathLike[str], rows: ChunkRows, provenance: 
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
         os.replace(temporary, target)
+
+
+def _fingerprint_of_file(metadata: Mapping[str, str]) -> Fingerprint | None:
+    provenance = json.loads(metadata.get("provenance", "{}"))
+    if "vla_fingerprint" in provenance:  # files used to name the VLA alone
+        return {"vla": provenance["vla_fingerprint"]}
+    return provenance.get("fingerprint")
+
+
+def _fingerprint_of_env(env: VecEnv | None) -> Fingerprint | None:
+    try:
+        metadata = {} if env is None else env.get_attr("metadata")[0]
+    except (AttributeError, NotImplementedError):  # some give no access to what is inside
+        return None
+    return (metadata or {}).get("fingerprint")

@@ -336,7 +336,7 @@ class RLT(TD3):
             self._q_gap.control_steps = 0
         self.end_trajectories()
         if self.offline_ratio > 0.0 and isinstance(self.replay_buffer, ChunkReplayBuffer):
-            attach_offline(self.replay_buffer, self.offline_data, self.offline_ratio, self.intervention_rows)
+            attach_offline(self.replay_buffer, self.offline_data, self.offline_ratio, self.intervention_rows, self.env)
         return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
 
     def end_trajectories(self) -> None:

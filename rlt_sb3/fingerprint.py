@@ -1,0 +1,52 @@
+"""
+Which frozen models an environment's observations come from: what was learned from them is worth nothing with others.
+
+An environment says so in ``metadata["fingerprint"]``, a hash for each frozen model, e.g. ``{"vla": ..., "rl_token":
+...}``. Where it says nothing, nothing is compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+Fingerprint = Mapping[str, str]
+
+
+def check_fingerprint(owner: str, stored: Fingerprint | None, present: Fingerprint | None, advice: str) -> None:
+    """
+    Compare the frozen models that both sides know.
+
+    :param owner: run or file, for the message
+    :param stored: what it was made with
+    :param present: what the environment has
+    :param advice: what to do, a sentence
+    :raises ValueError: if one of them has changed
+    """
+    stored, present = stored or {}, present or {}
+    changed = [name for name in stored if name in present and stored[name] != present[name]]
+    if changed:
+        differences = " and ".join(f"{name} {stored[name][:12]}... (here: {present[name][:12]}...)" for name in changed)
+        raise ValueError(f"{owner} was made with other frozen weights than the environment's: {differences}. {advice}")
+
+
+def check_run(run: Path, stored: Fingerprint | None, present: Fingerprint | None) -> None:
+    """
+    Refuse an environment on whose frozen models a run was not trained.
+
+    :param run: folder of the run
+    :param stored: what its results say
+    :param present: what the environment has
+    :raises ValueError: if they differ
+    """
+    check_fingerprint(f"The run {run}", stored, present, "Put the run's weights back, or train anew.")
+
+
+def of_run(run: Path) -> Fingerprint | None:
+    """
+    :param run: folder of a run
+    :return: what its results say, ``None`` if they say nothing
+    """
+    path = run / "evaluations.json"
+    return json.loads(path.read_text()).get("fingerprint") if path.is_file() else None
