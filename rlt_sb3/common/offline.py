@@ -157,10 +157,7 @@ def save_transitions(
 
 
 def _fingerprint_of_file(metadata: Mapping[str, str]) -> Fingerprint | None:
-    provenance = json.loads(metadata.get("provenance", "{}"))
-    if "vla_fingerprint" in provenance:  # files used to name the VLA alone
-        return {"vla": provenance["vla_fingerprint"]}
-    return provenance.get("fingerprint")
+    return json.loads(metadata.get("provenance", "{}")).get("fingerprint")
 
 
 def _fingerprint_of_env(env: VecEnv | None) -> Fingerprint | None:
