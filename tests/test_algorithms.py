@@ -1,6 +1,7 @@
 """The choice of algorithm, the baseline, the guard, and what a configuration may import."""
 
 import json
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -16,7 +17,7 @@ from rlt_sb3.cli import main
 from rlt_sb3.config import NAMES, EnvConfig, EvalConfig, EvalSettings, ReportConfig
 from rlt_sb3.eval_run import evaluate_run
 from rlt_sb3.flat_actions import FlatActions, WholeChunkReplayBuffer
-from rlt_sb3.imports import check_import, resolve_class, resolve_classes
+from rlt_sb3.imports import check_hooks, check_import, resolve_class, resolve_classes
 from rlt_sb3.report import report, write_report
 from rlt_sb3.train import make_env, train
 
@@ -184,6 +185,31 @@ def test_configurations_import_known_packages_only(monkeypatch, tmp_path, capsys
     check_import("my_package.envs", "env.id")
     with pytest.raises(ValueError, match="my_packages"):
         check_import("my_packages", "env.id")
+
+
+def test_configurations_name_hooks_of_known_packages_only(monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("RLT_ALLOWED_IMPORTS", raising=False)
+    monkeypatch.delitem(sys.modules, "intervention_hooks", raising=False)
+    for key in ("intervention", "critical_phase"):
+        for bad, message in (
+            ("os:system", f"env.kwargs.{key} names the module 'os'"),
+            ("intervention_hooks:downwards", "RLT_ALLOWED_IMPORTS=intervention_hooks"),
+            ("rlt_gym.libero.hooks:importlib", "names the module"),
+            ("rlt_sb3.run_dir:Path", "names the module 'pathlib'"),
+            ("rlt_gym.libero.phases:nothing", "there is no"),
+            ("rlt_gym.libero.phases", "must be 'module:name'"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                make_env(EnvConfig(id="FakeRLToken-v0", kwargs={key: bad}), "train", 0)
+    assert "intervention_hooks" not in sys.modules
+    kwargs = '{"intervention": "os:system"}'
+    assert main(["train", "--env.id", "FakeRLToken-v0", "--env.kwargs", kwargs, "--out", str(tmp_path)]) == 2
+    assert "env.kwargs.intervention names the module 'os'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    check_hooks({"intervention": "rlt_gym.libero.interventions:ScriptedTakeover"}, "env.kwargs")
+    check_hooks({"intervention": lambda *arguments: None, "render": "fast"}, "env.kwargs")  # Python, no configuration
+    monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "intervention_hooks")
+    check_hooks({"critical_phase": "intervention_hooks:below"}, "env.kwargs")
 
 
 def test_devices_are_checked_first(tmp_path, monkeypatch):
