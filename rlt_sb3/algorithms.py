@@ -114,16 +114,14 @@ def make_vec_env(name: str, env: Any) -> VecEnv:
     :param name: the algorithm
     :param env: Gymnasium vector environment
     """
-    from stable_baselines3.common.vec_env import VecMonitor
-
-    from rlt_sb3 import GymnasiumVecEnv
+    from rlt_sb3.common.vec_env import GymnasiumVecEnv, WholeEpisodeMonitor
 
     venv: VecEnv = GymnasiumVecEnv(env)
     if get_algorithm(name).flat:
         from rlt_sb3.flat_actions import FlatActions
 
         venv = FlatActions(venv)
-    return VecMonitor(venv, info_keywords=("is_success",))
+    return WholeEpisodeMonitor(venv)
 
 
 def make_model(name: str, venv: VecEnv, settings: dict[str, Any], seed: int) -> Any:
