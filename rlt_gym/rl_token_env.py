@@ -9,6 +9,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
+from rlt_gym.libero.hooks import ACTION_SIZE
 from rlt_gym.wrappers import GripperPenalty
 
 if TYPE_CHECKING:
@@ -214,6 +215,22 @@ def check_chunk_length(chunk_length: int, vla: "FrozenVLA") -> int:
     return int(chunk_length)
 
 
+def _penalty_arguments(gripper_penalty: float | Mapping[str, Any]) -> dict[str, Any]:
+    """
+    :param gripper_penalty: The cost, or keyword arguments of :class:`~rlt_gym.wrappers.GripperPenalty`.
+    :return: The keyword arguments.
+    :raises ValueError: An unknown argument, or a value out of range.
+    """
+    arguments = dict(gripper_penalty) if isinstance(gripper_penalty, Mapping) else {"penalty": gripper_penalty}
+    try:
+        GripperPenalty.check_arguments(ACTION_SIZE, **arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"gripper_penalty must be a number or a dict for GripperPenalty, got {gripper_penalty!r}: {error}"
+        ) from error
+    return arguments
+
+
 def make_rl_token_vec(
     num_envs: int = 1,
     suite: str = "libero_goal",
@@ -223,7 +240,7 @@ def make_rl_token_vec(
     rl_token: "str | os.PathLike[str] | TokenEncoder" = "auto",
     device: str = "cpu",
     render: str = "fast",
-    gripper_penalty: float | None = None,
+    gripper_penalty: float | Mapping[str, Any] | None = None,
     **raw_env_kwargs: Any,
 ) -> RLTokenVectorEnv:
     """
@@ -238,7 +255,7 @@ def make_rl_token_vec(
         path, or an encoder.
     :param device: Where VLA and encoder run.
     :param render: ``"fast"``, the pictures that the shipped MiniVLA was trained on, or ``"exact"``, LIBERO's own.
-    :param gripper_penalty: Cost of each opening or closing of the gripper, see
+    :param gripper_penalty: Cost of each opening or closing of the gripper, or a dict of all arguments of
         :class:`~rlt_gym.wrappers.GripperPenalty`; ``None`` for none.
     :param raw_env_kwargs: Further arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv`.
     :return: The environment.
@@ -248,11 +265,10 @@ def make_rl_token_vec(
     from rlt_gym.rl_token import load_rl_token
     from rlt_gym.vla.base import load_vla
 
+    penalty = None if gripper_penalty is None else _penalty_arguments(gripper_penalty)
     loaded = load_vla(vla, device)
     encoder = load_rl_token(rl_token, loaded, device)
     check_chunk_length(chunk_length, loaded)
-    if gripper_penalty is not None and not gripper_penalty >= 0.0:
-        raise ValueError(f"gripper_penalty must be None or >= 0, got {gripper_penalty!r}")
     env = LiberoVectorEnv(
         num_envs=num_envs, suite=suite, task_ids=task_ids, chunk_length=chunk_length, render=render, **raw_env_kwargs
     )
@@ -263,7 +279,7 @@ def make_rl_token_vec(
             stacklevel=2,
         )
     try:
-        raw = env if gripper_penalty is None else GripperPenalty(env, gripper_penalty)
+        raw = env if penalty is None else GripperPenalty(env, **penalty)
         return RLTokenVectorEnv(raw, loaded, encoder, device)
     except BaseException:
         env.close()

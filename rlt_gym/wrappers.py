@@ -8,7 +8,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 #: robosuite's Panda gripper integrates the sign of its command: 25 substeps of 0.01 per control step, within [-1, 1].
 _FINGER_SPEED = 0.25
 
-GRIPPER_SIGNALS = ("command", "fingers")
+GRIPPER_SIGNALS = ("fingers", "command")
 
 
 class GripperPenalty(VectorWrapper):
@@ -17,7 +17,6 @@ class GripperPenalty(VectorWrapper):
 
     A policy that is rewarded at success only may learn to open and close all the time. The penalty falls on the control
     step of the transition. What counts is what was executed (``infos["executed_actions"]`` where someone took over).
-    Where an episode begins nothing is known of the gripper, and the first command is free.
 
     The infos get ``reward_terms``: ``success`` (what the environment gave) and ``gripper`` (the penalties, 0 or
     negative), float32 (num_envs, C) each, whose sum is the new ``step_rewards``. Terms of an environment that has some
@@ -27,9 +26,10 @@ class GripperPenalty(VectorWrapper):
 
     :param env: Vector environment with chunks as actions and ``step_rewards``, ``chunk_steps`` in its infos.
     :param penalty: What each transition costs, >= 0.
-    :param signal: ``"command"``: the sign of the gripper's command, -1 opens, +1 closes. ``"fingers"``: where such
-        commands lead robosuite's gripper, which needs 8 control steps from open to closed; a command too short to
-        move the fingers past the threshold costs nothing.
+    :param signal: ``"fingers"``: where the commands lead robosuite's gripper, which needs 8 control steps from open to
+        closed and is open when an episode begins; a command too short to move the fingers past the threshold costs
+        nothing. ``"command"``, for other grippers: the sign of the command itself, -1 opens, +1 closes; the first of
+        an episode is free.
     :param threshold: The signal counts as closed above it and as open below its negative; between them the gripper
         keeps its state. In [0, 1).
     :param index: Place of the gripper in the action.
@@ -37,21 +37,37 @@ class GripperPenalty(VectorWrapper):
     """
 
     def __init__(
-        self, env: VectorEnv, penalty: float = 0.02, signal: str = "command", threshold: float = 0.5, index: int = -1
+        self, env: VectorEnv, penalty: float = 0.02, signal: str = "fingers", threshold: float = 0.5, index: int = -1
     ):
-        if not penalty >= 0.0:
+        shape = env.single_action_space.shape
+        if shape is None or len(shape) != 2:
+            raise ValueError(f"GripperPenalty needs chunks (C, d) as actions, got the shape {shape}")
+        self.check_arguments(shape[1], penalty, signal, threshold, index)
+        super().__init__(env)
+        self.penalty, self.signal, self.threshold, self.index = float(penalty), signal, float(threshold), index
+        self._state = np.zeros(self.num_envs, dtype=np.int64)  # -1 open, 1 closed, 0 unknown
+        # Followed, not measured: fingers that hold something stop in between, and are closed all the same.
+        self._fingers = np.full(self.num_envs, -1.0)
+        self._forget(np.ones(self.num_envs, dtype=bool))
+
+    @staticmethod
+    def check_arguments(
+        action_size: int, penalty: float = 0.02, signal: str = "fingers", threshold: float = 0.5, index: int = -1
+    ) -> None:
+        """
+        Check the arguments before there is an environment.
+
+        :param action_size: Numbers in the action of a control step; for the others see the class.
+        :raises ValueError: A value out of range.
+        """
+        if not 0.0 <= penalty < np.inf:
             raise ValueError(f"penalty must be >= 0 (it is taken off the reward), got {penalty!r}")
         if signal not in GRIPPER_SIGNALS:
             raise ValueError(f"signal must be one of {GRIPPER_SIGNALS}, got {signal!r}")
         if not 0.0 <= threshold < 1.0:
             raise ValueError(f"threshold must be in [0, 1), got {threshold!r}")
-        shape = env.single_action_space.shape
-        if shape is None or len(shape) != 2:
-            raise ValueError(f"GripperPenalty needs chunks (C, d) as actions, got the shape {shape}")
-        super().__init__(env)
-        self.penalty, self.signal, self.threshold, self.index = float(penalty), signal, float(threshold), index
-        self._state = np.zeros(self.num_envs, dtype=np.int64)  # -1 open, 1 closed, 0 unknown
-        self._fingers = np.full(self.num_envs, -1.0)  # LIBERO's episodes begin with an open gripper
+        if index not in range(-action_size, action_size):
+            raise ValueError(f"index must be the place of the gripper among {action_size} numbers, got {index!r}")
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -103,7 +119,8 @@ class GripperPenalty(VectorWrapper):
         return before != 0 and before != self._state[env]
 
     def _forget(self, envs: np.ndarray) -> None:
-        self._state[envs] = 0
+        """LIBERO's episodes begin with an open gripper; which command held it open is not known."""
+        self._state[envs] = -1 if self.signal == "fingers" else 0
         self._fingers[envs] = -1.0
 
     def _list_terms(self, infos: dict[str, Any], penalties: np.ndarray) -> None:

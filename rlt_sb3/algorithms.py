@@ -53,24 +53,25 @@ def _tqc() -> type:
     return TQC
 
 
+def _tqc_defaults(n_envs: int, length: int) -> dict[str, Any]:
+    from rlt_sb3.flat_actions import WholeChunkReplayBuffer
+
+    # SB3 counts discounts and updates per transition and per vector step: these are RLT's 0.99 per control step
+    # and two updates per row
+    return {
+        "device": "cpu",
+        "gamma": 0.99**length,
+        "gradient_steps": 2 * n_envs,
+        "buffer_size": 50_000,
+        "replay_buffer_class": WholeChunkReplayBuffer,
+        "learning_starts": 500,
+    }
+
+
 #: name -> algorithm
 ALGORITHMS = {
     "rlt": Algorithm("RLT", _rlt, lambda n_envs, length: {"device": "cpu"}, flat=False, starts_at_vla=True),
-    # SB3 counts discounts and updates per transition and per vector step: these are RLT's 0.99 per control step
-    # and two updates per row
-    "tqc": Algorithm(
-        "TQC",
-        _tqc,
-        lambda n_envs, length: {
-            "device": "cpu",
-            "gamma": 0.99**length,
-            "gradient_steps": 2 * n_envs,
-            "buffer_size": 50_000,
-            "learning_starts": 500,
-        },
-        flat=True,
-        starts_at_vla=False,
-    ),
+    "tqc": Algorithm("TQC", _tqc, _tqc_defaults, flat=True, starts_at_vla=False),
 }
 
 
@@ -98,6 +99,11 @@ def check_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(settings) - set(known))
     if unknown:
         raise ValueError(f"{algorithm.label} has no setting {', '.join(unknown)}; there is {', '.join(known)}.")
+    if name == "tqc" and settings.get("n_steps", 1) != 1:
+        raise ValueError(
+            f"tqc.n_steps must be 1, got {settings['n_steps']!r}: Stable-Baselines3 has no returns over several "
+            "transitions with observations in a dict."
+        )
     return resolve_schedules(resolve_classes(settings, name), name)
 
 
@@ -108,16 +114,14 @@ def make_vec_env(name: str, env: Any) -> VecEnv:
     :param name: the algorithm
     :param env: Gymnasium vector environment
     """
-    from stable_baselines3.common.vec_env import VecMonitor
-
-    from rlt_sb3 import GymnasiumVecEnv
+    from rlt_sb3.common.vec_env import GymnasiumVecEnv, WholeEpisodeMonitor
 
     venv: VecEnv = GymnasiumVecEnv(env)
     if get_algorithm(name).flat:
         from rlt_sb3.flat_actions import FlatActions
 
         venv = FlatActions(venv)
-    return VecMonitor(venv, info_keywords=("is_success",))
+    return WholeEpisodeMonitor(venv)
 
 
 def make_model(name: str, venv: VecEnv, settings: dict[str, Any], seed: int) -> Any:

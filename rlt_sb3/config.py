@@ -164,6 +164,12 @@ class TrainConfig:
                 raise ValueError(f"Unknown {name} {choice!r}; choose one of {', '.join(allowed)}.")
         if (self.video_every is not None or self.evaluation.videos) and self.env.render_mode is None:
             raise ValueError("Videos need env.render_mode 'rgb_array'; or set evaluation.videos and video_every off.")
+        hooks = [key for key in ("intervention", "critical_phase") if self.env.kwargs.get(key) is not None]
+        if self.algorithm == "tqc" and hooks:
+            raise ValueError(
+                f"algorithm 'tqc' cannot learn with env.kwargs {' and '.join(hooks)}: it would store chunks that were "
+                "not played as its own. Leave them out, or use 'rlt'."
+            )
         reserved = {"seed", "policy", "env", "tensorboard_log", "_init_setup_model"} & set(self.settings)
         if reserved:
             raise ValueError(

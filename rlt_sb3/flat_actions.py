@@ -1,7 +1,11 @@
 """Chunks as plain vectors, for algorithms that know nothing of chunks."""
 
+from typing import Any
+
 import numpy as np
+import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.buffers import DictReplayBuffer
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
@@ -32,3 +36,57 @@ class FlatActions(VecEnvWrapper):
     def step_wait(self) -> VecEnvStepReturn:
         """:return: as of the environment"""
         return self.venv.step_wait()
+
+
+class WholeChunkReplayBuffer(DictReplayBuffer):
+    """
+    Stable-Baselines3's buffer without the chunks that a worker did not finish (``infos[i]["worker_restarted"]``).
+
+    Each transition is added by itself, since those of one vector step cannot be left out there one by one.
+
+    :param buffer_size: number of transitions, over all sub-environments
+    :param observation_space: flat Dict space
+    :param action_space: Box of vectors
+    :param device: where samples go
+    :param n_envs: not used
+    :param kwargs: further arguments of ``DictReplayBuffer``
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Dict,
+        action_space: spaces.Box,
+        device: th.device | str = "auto",
+        n_envs: int = 1,
+        **kwargs: Any,
+    ):
+        super().__init__(buffer_size, observation_space, action_space, device, n_envs=1, **kwargs)
+        self.rows_stored = 0  # ever
+
+    def add(  # type: ignore[override]
+        self,
+        obs: dict[str, np.ndarray],
+        next_obs: dict[str, np.ndarray],
+        action: np.ndarray,
+        reward: np.ndarray,
+        done: np.ndarray,
+        infos: list[dict[str, Any]],
+    ) -> None:
+        """
+        Store one vector step.
+
+        :param obs: observations before it
+        :param next_obs: observations after it (the final ones where the episode ended)
+        :param action: vectors (N, C * d)
+        :param reward: (N,)
+        :param done: terminated or truncated, (N,)
+        :param infos: one of each sub-environment
+        """
+        for index, info in enumerate(infos):
+            if info.get("worker_restarted", False):
+                continue
+            one = slice(index, index + 1)
+            before, after = ({key: value[one] for key, value in batch.items()} for batch in (obs, next_obs))
+            super().add(before, after, action[one], reward[one], done[one], [info])
+            self.rows_stored += 1

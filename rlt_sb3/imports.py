@@ -28,6 +28,24 @@ def check_import(module: str, setting: str) -> None:
         )
 
 
+def _look_up(name: str, setting: str, form: str) -> Any:
+    """
+    :param name: "module:name"
+    :param setting: the setting, for messages
+    :param form: what the name must look like, for messages
+    :return: what it means
+    :raises ValueError: if the name has another form, is not allowed, or means nothing
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon or not attribute.isidentifier():
+        raise ValueError(f"{setting} must be {form}, got {name!r}.")
+    check_import(module, setting)
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{setting}: there is no {name!r} ({error}).") from error
+
+
 def resolve_class(name: str, setting: str) -> type:
     """
     The class that ``"module:Class"`` means.
@@ -36,19 +54,27 @@ def resolve_class(name: str, setting: str) -> type:
     :param setting: the setting, for messages
     :raises ValueError: if the name has another form, is not allowed, or is no class
     """
-    module, colon, attribute = name.partition(":")
-    if not colon or not attribute.isidentifier():
-        raise ValueError(f"{setting} must be 'module:Class', for example 'torch.nn:GELU', got {name!r}.")
-    check_import(module, setting)
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{setting}: there is no {name!r} ({error}).") from error
-    # what an allowed module has only imported from elsewhere is not part of it
+    found = _look_up(name, setting, "'module:Class', for example 'torch.nn:GELU'")
     if not isinstance(found, type):
         raise ValueError(f"{setting} must name a class, {name!r} is a {type(found).__name__}.")
+    # what an allowed module has only imported from elsewhere is not part of it
     check_import(found.__module__, setting)
     return found
+
+
+def check_hooks(kwargs: dict[str, Any], setting: str) -> None:
+    """
+    Refuse hooks of packages that a configuration may not name: workers run them.
+
+    :param kwargs: keyword arguments of an environment
+    :param setting: their name, for messages
+    :raises ValueError: if one has another form than "module:name", is not allowed, or does not exist
+    """
+    for key in ("intervention", "critical_phase"):
+        name = kwargs.get(key)
+        if isinstance(name, str):
+            found = _look_up(name, f"{setting}.{key}", "'module:name' of a class or function")
+            check_import(getattr(found, "__module__", None) or type(found).__module__, f"{setting}.{key}")
 
 
 def resolve_classes(settings: dict[str, Any], setting: str) -> dict[str, Any]:

@@ -70,12 +70,14 @@ class MetricsCallback(BaseCallback):
         return True
 
     def _record_distance(self, infos: list[dict[str, Any]]) -> None:
-        """Root mean square of action - vla_ref over the executed control steps, per action dimension."""
+        """Root mean square of what was executed - vla_ref over the executed control steps, per action dimension."""
         last = self.model._last_obs
         if not isinstance(last, dict) or "vla_ref" not in last:
             return
         reference = np.clip(last["vla_ref"], -1.0, 1.0)
-        squared = (np.reshape(self.locals["actions"], reference.shape) - reference) ** 2
+        chosen = np.reshape(self.locals["actions"], reference.shape)
+        played = [_played(*of_env) for of_env in zip(chosen, reference, infos, strict=True)]
+        squared = (np.stack(played) - reference) ** 2
         steps = np.array([info.get("chunk_steps", reference.shape[1]) for info in infos])
         mask = np.arange(reference.shape[1]) < steps[:, None]
         if not mask.any():
@@ -132,6 +134,17 @@ class MetricsCallback(BaseCallback):
         for rows, chunks, updates in state["stamps"]:
             self._stamp((rows, chunks, updates), 1)
         self._stored, self._last_updates = state["stored"], state["last_updates"]
+
+
+def _played(chosen: np.ndarray, reference: np.ndarray, info: dict[str, Any]) -> np.ndarray:
+    """
+    What one sub-environment played.
+
+    :param chosen: the policy's chunk (C, d)
+    :param reference: the VLA's, which is played before the critical phase
+    :param info: of the chunk; with interventions it has ``executed_actions``
+    """
+    return info.get("executed_actions", chosen if info.get("critical_chunk", True) else reference)
 
 
 class CSVWriter(KVWriter):

@@ -15,7 +15,7 @@ from rlt_sb3.checkpoints import Checkpoint, find_checkpoint
 from rlt_sb3.config import EnvConfig, TrainConfig, load_config, save_config
 from rlt_sb3.evaluation import Comparison, Evaluation, PolicyFn, Predictor, StateResult, as_policy, compare, evaluate
 from rlt_sb3.fingerprint import check_run
-from rlt_sb3.imports import check_import
+from rlt_sb3.imports import check_hooks, check_import
 from rlt_sb3.interrupt import Interrupt
 from rlt_sb3.progress import Progress
 from rlt_sb3.run_dir import RunDir, machine
@@ -60,6 +60,7 @@ def make_env(config: EnvConfig, split: str, seed: int) -> gym.vector.VectorEnv:
 
     if ":" in config.id:  # Gymnasium imports what stands before the colon
         check_import(config.id.split(":")[0], "env.id")
+    check_hooks(config.kwargs, "env.kwargs")
     kwargs = config.make_kwargs()
     if kwargs.get("render_mode") is None:
         kwargs.pop("render_mode", None)

@@ -1,6 +1,7 @@
 """The choice of algorithm, the baseline, the guard, and what a configuration may import."""
 
 import json
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -15,8 +16,8 @@ from rlt_sb3.algorithms import ALGORITHMS, get_algorithm, load_model
 from rlt_sb3.cli import main
 from rlt_sb3.config import NAMES, EnvConfig, EvalConfig, EvalSettings, ReportConfig
 from rlt_sb3.eval_run import evaluate_run
-from rlt_sb3.flat_actions import FlatActions
-from rlt_sb3.imports import check_import, resolve_class, resolve_classes
+from rlt_sb3.flat_actions import FlatActions, WholeChunkReplayBuffer
+from rlt_sb3.imports import check_hooks, check_import, resolve_class, resolve_classes
 from rlt_sb3.report import report, write_report
 from rlt_sb3.train import make_env, train
 
@@ -49,6 +50,36 @@ def test_flat_actions_are_the_same_chunks():
         assert np.array_equal(one[1], other[1]) and np.array_equal(one[2], other[2])
 
 
+def test_the_baseline_refuses_what_it_cannot_store(tmp_path):
+    for key in ("intervention", "critical_phase"):
+        config = small(tmp_path, algorithm="tqc")
+        config.env.kwargs[key] = "rlt_gym.libero.phases:gripper_near_object"
+        with pytest.raises(ValueError, match=f"'tqc' cannot learn with env.kwargs {key}: it would store"):
+            train(config)
+    with pytest.raises(ValueError, match=r"tqc.n_steps must be 1, got 3"):
+        train(small(tmp_path, algorithm="tqc", tqc={"n_steps": 3}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_baseline_leaves_out_broken_chunks():
+    """Each number is the place of a transition: four of three environments, two of them broken, in room for nine."""
+    space = gym.spaces.Dict(z_rl=gym.spaces.Box(-np.inf, np.inf, (1,), np.float32))
+    buffer = WholeChunkReplayBuffer(9, space, gym.spaces.Box(-1, 1, (2,), np.float32), device="cpu", n_envs=3)
+    for step in range(4):
+        numbers = np.arange(3 * step, 3 * step + 3, dtype=np.float32)
+        infos = [{"worker_restarted": number in (4, 8), "TimeLimit.truncated": number == 5} for number in numbers]
+        obs, after = {"z_rl": numbers[:, None]}, {"z_rl": numbers[:, None] + 0.5}
+        buffer.add(obs, after, np.stack([numbers, -numbers], axis=1) / 100, numbers / 10, numbers % 5 == 0, infos)
+    assert buffer.rows_stored == 10 and buffer.size() == 9 and buffer.full
+    batch = buffer.sample(500)
+    seen = batch.observations["z_rl"][:, 0]
+    assert set(seen.tolist()) == {1, 2, 3, 5, 6, 7, 9, 10, 11}  # the oldest is overwritten
+    assert torch.equal(batch.next_observations["z_rl"][:, 0], seen + 0.5)
+    torch.testing.assert_close(batch.actions, torch.stack([seen, -seen], dim=1) / 100)
+    torch.testing.assert_close(batch.rewards[:, 0], seen / 10)
+    assert torch.equal(batch.dones[:, 0], (seen == 10).float())  # 5 was a time-out
+
+
 def test_baseline_goes_the_same_way(tmp_path, capsys):
     """TQC: trained, evaluated on the same states, compared with the VLA, and shown beside a run of RLT."""
     evaluation = EvalSettings(6, 4, 40, videos=False)
@@ -61,6 +92,7 @@ def test_baseline_goes_the_same_way(tmp_path, capsys):
     assert type(model).__name__ == "TQC" and model.action_space.shape == (6,)
     # SB3's discount is per transition: two control steps here
     assert model.gamma == pytest.approx(0.99**2)
+    assert type(model.replay_buffer) is WholeChunkReplayBuffer
     assert evaluate_run(EvalConfig(run=str(tqc.run), progress=False)).rows == tqc.rlt.rows
     rlt = train(small(tmp_path, name="rlt", evaluation=evaluation, total_chunks=40))
     page = report(ReportConfig(run=str(rlt.run), beside=[str(tqc.run)])).read_text()
@@ -153,6 +185,31 @@ def test_configurations_import_known_packages_only(monkeypatch, tmp_path, capsys
     check_import("my_package.envs", "env.id")
     with pytest.raises(ValueError, match="my_packages"):
         check_import("my_packages", "env.id")
+
+
+def test_configurations_name_hooks_of_known_packages_only(monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("RLT_ALLOWED_IMPORTS", raising=False)
+    monkeypatch.delitem(sys.modules, "intervention_hooks", raising=False)
+    for key in ("intervention", "critical_phase"):
+        for bad, message in (
+            ("os:system", f"env.kwargs.{key} names the module 'os'"),
+            ("intervention_hooks:downwards", "RLT_ALLOWED_IMPORTS=intervention_hooks"),
+            ("rlt_gym.libero.hooks:importlib", "names the module"),
+            ("rlt_sb3.run_dir:Path", "names the module 'pathlib'"),
+            ("rlt_gym.libero.phases:nothing", "there is no"),
+            ("rlt_gym.libero.phases", "must be 'module:name'"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                make_env(EnvConfig(id="FakeRLToken-v0", kwargs={key: bad}), "train", 0)
+    assert "intervention_hooks" not in sys.modules
+    kwargs = '{"intervention": "os:system"}'
+    assert main(["train", "--env.id", "FakeRLToken-v0", "--env.kwargs", kwargs, "--out", str(tmp_path)]) == 2
+    assert "env.kwargs.intervention names the module 'os'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    check_hooks({"intervention": "rlt_gym.libero.interventions:ScriptedTakeover"}, "env.kwargs")
+    check_hooks({"intervention": lambda *arguments: None, "render": "fast"}, "env.kwargs")  # Python, no configuration
+    monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "intervention_hooks")
+    check_hooks({"critical_phase": "intervention_hooks:below"}, "env.kwargs")
 
 
 def test_devices_are_checked_first(tmp_path, monkeypatch):

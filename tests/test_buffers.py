@@ -5,6 +5,7 @@ actions and rewards follow from it.
 
 import pickle
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.save_util import load_from_pkl, save_to_pkl
 
-from rlt_sb3 import ChunkReplayBuffer
+from rlt_gym.testing import FakeRLTokenVectorEnv
+from rlt_sb3 import RLT, ChunkReplayBuffer, GymnasiumVecEnv
 from rlt_sb3.common.rows import ChunkRows
 
 C, D, GAMMA = 4, 2, 0.9
@@ -294,6 +296,39 @@ def test_an_almost_empty_buffer_makes_a_small_file():
     buffer = make(100_000)
     World().feed(buffer, 3)
     assert len(pickle.dumps(buffer)) < 20_000
+
+
+@pytest.mark.parametrize("count", [300, 1500])
+def test_saving_copies_nothing(tmp_path, count):
+    """Partly filled and wrapped around: the file is as large as the rows, and saving takes no such memory again."""
+    space = spaces.Dict(OBS.spaces | {"z_rl": spaces.Box(-np.inf, np.inf, (2048,), np.float32)})
+    buffer = ChunkReplayBuffer(1000, space, ACT, device="cpu", z_rl_dtype="float16")
+    for step in range(count):
+        obs, following = ({key: box.sample()[None] for key, box in space.spaces.items()} for _ in range(2))
+        buffer.add(obs, following, ACT.sample()[None], np.ones(1), np.array([step % 9 == 8]), [{}])
+    used = min(buffer.rows.written, buffer.rows.size) * buffer.rows.bytes_per_slot
+    tracemalloc.start()
+    try:
+        save_to_pkl(tmp_path / "buffer.pkl", buffer)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 0.3 * used
+    assert used < (tmp_path / "buffer.pkl").stat().st_size < 1.05 * used
+    loaded = load_from_pkl(tmp_path / "buffer.pkl")
+    for name, array in buffer.rows._arrays().items():
+        assert np.array_equal(loaded.rows._arrays()[name], array) and loaded.rows._arrays()[name].flags.writeable, name
+
+
+def test_saving_waits_for_other_threads(tmp_path):
+    model = RLT("MultiInputPolicy", GymnasiumVecEnv(FakeRLTokenVectorEnv(1)), device="cpu")
+    saver = threading.Thread(target=model.save_replay_buffer, args=(tmp_path / "buffer.pkl",))
+    with model.replay_buffer._lock:
+        saver.start()
+        saver.join(0.2)
+        assert saver.is_alive() and not list(tmp_path.iterdir())
+    saver.join()
+    assert load_from_pkl(tmp_path / "buffer.pkl").size() == 0
 
 
 def test_half_precision_tokens():

@@ -14,8 +14,10 @@ from run_helpers import ROOT, quick, small
 from stable_baselines3.common.logger import Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rlt_gym.testing import FakeRLTokenVectorEnv
+from rlt_sb3.algorithms import make_model, make_vec_env
 from rlt_sb3.config import EvalSettings
-from rlt_sb3.metrics import CSVWriter, WandbWriter, throughput
+from rlt_sb3.metrics import CSVWriter, MetricsCallback, WandbWriter, throughput
 from rlt_sb3.report import read_metrics
 from rlt_sb3.train import train
 
@@ -100,6 +102,65 @@ def test_every_task_has_its_own_rate_and_all_share_one_batch(tmp_path, monkeypat
         chosen = metrics[f"selection/success_rate_task_{task}"]
         assert set(chosen[~np.isnan(chosen)]) <= {0.0, 1.0} and (~np.isnan(chosen)).any()
     assert len({float(np.mean(seen)) for seen in outcomes.values()}) > 2
+
+
+class BreaksOnce(FakeRLTokenVectorEnv):
+    """Sub-environment 0 loses its worker in the first chunk, as ``LIBERO-v0`` tells it."""
+
+    steps = 0
+
+    def step(self, actions):
+        self.steps += 1
+        obs, rewards, terminations, truncations, infos = super().step(actions)
+        if self.steps == 1:
+            assert not (terminations | truncations).any()
+            truncations[0], first = True, np.array([True, False])
+            final = {key: value for key, value in infos.items() if not key.startswith("_")}
+            infos |= {"final_info": final | {"worker_restarted": first}, "_final_info": first}
+            infos |= {"final_obs": obs, "_final_obs": first}
+            self._steps[0] = 0
+        return obs, rewards, terminations, truncations, infos
+
+
+def test_broken_episodes_are_in_no_mean():
+    venv = make_vec_env("rlt", BreaksOnce(2, chunk_length=2, max_episode_steps=8))
+    model = make_model("rlt", venv, {"learning_starts": 100}, seed=0)
+    callback = MetricsCallback()
+    model.learn(2 * 12, callback=callback)
+    assert callback.restarts == 1 and model._episode_num > len(callback.episodes) > 0
+    assert len(model.ep_info_buffer) == len(model.ep_success_buffer) == len(callback.episodes) == model._episode_num - 1
+    assert [bool(success) for success in model.ep_success_buffer] == [success for success, _ in callback.episodes]
+
+
+@pytest.mark.parametrize("critical", [None, False, True])
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_distance_is_that_of_the_executed_chunk(critical, taken_over):
+    """The policy plays the reference plus 0.25; a takeover holds 0.5 at control steps 0, 2, ... of an episode."""
+    hooks = {}
+    if taken_over:
+        hooks["intervention"] = lambda simulator, proposed, step: np.full(7, 0.5) if step % 2 == 0 else None
+    if critical is not None:
+        hooks["critical_phase"] = lambda simulator: critical
+    venv = make_vec_env("rlt", FakeRLTokenVectorEnv(1, max_episode_steps=8, **hooks))
+    model = make_model("rlt", venv, {"learning_starts": 100}, seed=0)
+    model.set_logger(Logger(None, []))
+    callback = MetricsCallback()
+    callback.init_callback(model)
+    model._last_obs = obs = venv.reset()
+    reference = obs["vla_ref"].copy()
+    reference[..., 6] = 0.0  # room for a difference within [-1, 1]
+    obs["vla_ref"] = reference
+    chosen = np.clip(reference + 0.25, -1.0, 1.0)
+    _, _, _, infos = venv.step(chosen)
+    callback.locals = {"actions": chosen, "infos": infos}
+    callback._record_distance(infos)
+    assert infos[0]["chunk_steps"] == 4
+    # before the critical phase the environment plays its own reference, whose gripper is at -1
+    policy = reference if critical is False else chosen
+    expected = (policy - reference)[0, :, 2] ** 2
+    if taken_over:
+        expected[::2] = 0.5**2
+    assert model.logger.name_to_value["rollout/vla_distance_z"] == pytest.approx(np.sqrt(expected.mean()))
 
 
 def test_films_of_training_and_selection(run):

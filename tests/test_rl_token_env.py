@@ -221,6 +221,34 @@ def test_factory_checks_before_any_process_starts(monkeypatch):
     with pytest.raises(ValueError, match="allowed are 'mini', 'mini-spatial'"):
         make_rl_token_vec(1, vla="maxi")
 
+    for wrong, message in (
+        (-0.5, "penalty must be >= 0"),
+        ("much", "gripper_penalty must be a number or a dict"),
+        ({"signal": "force"}, "signal must be one of"),
+        ({"cost": 1}, "unexpected keyword argument 'cost'"),
+        ({"env": None}, "unexpected keyword argument 'env'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_rl_token_vec(1, vla=CountingVLA(), rl_token=ReadingEncoder(), gripper_penalty=wrong)
+
+
+@pytest.mark.parametrize(
+    "given, penalty, signal",
+    [(None, None, None), (0.5, 0.5, "fingers"), ({"penalty": 0.25, "signal": "command"}, 0.25, "command")],
+)
+def test_the_gripper_penalty_takes_all_arguments(monkeypatch, given, penalty, signal):
+    from rlt_gym.libero import vector_env
+
+    monkeypatch.setattr(vector_env, "LiberoVectorEnv", FakeLiberoVectorEnv)
+    env = make_rl_token_vec(
+        1, chunk_length=C, vla=CountingVLA(), rl_token=ReadingEncoder(), gripper_penalty=given, success_step=99
+    )
+    assert (getattr(env.env, "penalty", None), getattr(env.env, "signal", None)) == (penalty, signal)
+    env.reset(seed=0)
+    commands = np.zeros((1, C, 7), dtype=np.float32)
+    commands[0, :, 6] = [-1, 1, -1, 1]
+    assert env.step(commands)[1][0] == (-3 * penalty if signal == "command" else 0.0)
+
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
 def test_every_shipped_vla_has_an_rl_token(name):

@@ -181,7 +181,10 @@ def test_penalties_are_learned_from_and_logged():
         return np.array([0, 0, 0, 0, 0, 0, (-1.0) ** step])
 
     model, steps = learn(
-        24, intervention=flips, wrap=lambda env: GripperPenalty(env, 0.125), rlt={"q_bounds": (-2.0, 1.0)}
+        24,
+        intervention=flips,
+        wrap=lambda env: GripperPenalty(env, 0.125, signal="command"),
+        rlt={"q_bounds": (-2.0, 1.0)},
     )
     slots, _, _ = rows_of(model)
     total = sum(info["reward_terms"]["gripper"].sum() for *_, infos in steps for info in infos)

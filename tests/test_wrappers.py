@@ -41,14 +41,19 @@ def penalised_steps(commands, threshold):
     return [step for (_, old), (step, new) in pairwise(decisive) if old != new]
 
 
-def test_fires_once_per_transition_and_terms_add_up():
-    env = GripperPenalty(FakeLiberoVectorEnv(2, chunk_length=4), penalty=0.25)
+@pytest.mark.parametrize(
+    "signal, expected",
+    # the fingers are at -1 + 7 / 4 after the seventh closing command, control step 12
+    [("command", [(1, 0, 2), (1, 1, 2)]), ("fingers", [(3, 0, 0), (3, 1, 0)])],
+)
+def test_fires_once_per_transition_and_terms_add_up(signal, expected):
+    env = GripperPenalty(FakeLiberoVectorEnv(2, chunk_length=4), penalty=0.25, signal=signal)
     _, infos = env.reset()
     assert not infos["reward_terms"]["gripper"].any()
     rewards, steps, terms = play(env, closes_at(6))
     # env 1 plays state 0 and succeeds at control step 13; env 0 runs into the horizon of 20
     fired = [tuple(map(int, place)) for place in np.argwhere(terms["gripper"])]
-    assert fired == [(1, 0, 2), (1, 1, 2)] and set(terms["gripper"].ravel().tolist()) == {0.0, -0.25}
+    assert fired == expected and set(terms["gripper"].ravel().tolist()) == {0.0, -0.25}
     np.testing.assert_array_equal(np.argwhere(terms["success"]), [[3, 1, 0]])
     np.testing.assert_allclose(terms["success"] + terms["gripper"], steps)
     np.testing.assert_allclose(steps.sum(-1), rewards)
@@ -70,6 +75,16 @@ def test_random_commands_and_thresholds(threshold):
         assert np.flatnonzero(steps.ravel()).tolist() == penalised_steps(episode.astype(np.float32), threshold)
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 0.9])
+def test_the_first_closing_of_an_episode_counts(threshold):
+    """LIBERO's episodes begin with an open gripper, also where the one before ended with a closed one."""
+    env = GripperPenalty(FakeLiberoVectorEnv(1, chunk_length=10, max_episode_steps=10), 1.0, threshold=threshold)
+    env.reset()
+    for _ in range(2):
+        rewards, _, _ = play(env, closes_at(0, chunks=1, length=10, num_envs=1))
+        assert rewards[0, 0] == -1.0
+
+
 def test_fingers_need_time():
     """A command that is taken back at once moves the fingers by a quarter of half their way: no transition."""
     commands = [-1, 1, -1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, 1, 1, 1]
@@ -77,7 +92,7 @@ def test_fingers_need_time():
     for command in commands:
         level = min(1.0, max(-1.0, level + 0.25 * command))
         fingers.append(level)
-    env = GripperPenalty(FakeLiberoVectorEnv(1, chunk_length=4, max_episode_steps=99), 1.0, "fingers", 0.5)
+    env = GripperPenalty(FakeLiberoVectorEnv(1, chunk_length=4, max_episode_steps=99), 1.0)
     env.reset()
     chunks = np.zeros((4, 1, 4, 7), dtype=np.float32)
     chunks.reshape(16, 7)[:, 6] = commands
@@ -94,7 +109,7 @@ def test_what_was_executed_counts():
     def someone(simulator, proposed, step):
         return np.array([0, 0, 0, 0, 0, 0, 1.0]) if step == 2 else None
 
-    env = GripperPenalty(FakeLiberoVectorEnv(1, chunk_length=4, intervention=someone), 0.5)
+    env = GripperPenalty(FakeLiberoVectorEnv(1, chunk_length=4, intervention=someone), 0.5, signal="command")
     env.reset()
     rewards, steps, _ = play(env, closes_at(99, chunks=1, num_envs=1))
     np.testing.assert_array_equal(steps[0, 0], [0, 0, -0.5, -0.5])
@@ -107,6 +122,28 @@ def test_is_a_vector_env_and_refuses():
         ({"penalty": -1.0}, "penalty must be >= 0"),
         ({"signal": "force"}, "signal must be one of"),
         ({"threshold": 1.0}, "threshold must be in"),
+        ({"index": 7}, "index must be the place of the gripper among 7 numbers"),
     ):
         with pytest.raises(ValueError, match=message):
             GripperPenalty(FakeLiberoVectorEnv(1), **arguments)
+
+
+@pytest.mark.sim
+def test_fires_when_the_fingers_of_the_simulator_have_moved():
+    """Two short commands move nothing; a closing and an opening of libero_goal's gripper cost once each."""
+    pytest.importorskip("libero")
+    from rlt_gym.libero.vector_env import LiberoVectorEnv
+
+    commands = [-1, 1, -1, -1, 1, 1, -1, -1, *12 * [1], *12 * [-1]]
+    raw = LiberoVectorEnv(1, "libero_goal", [1], chunk_length=1, image_size=32, render="fast", assets="embedded")
+    env = GripperPenalty(raw, 1.0)
+    env.reset(seed=0)
+    rewards, openings = [], []
+    for command in commands:
+        obs, reward, *_ = env.step(np.array([[[0, 0, 0, 0, 0, 0, command]]], dtype=np.float32))
+        rewards.append(reward[0])
+        openings.append(obs["proprio"][0, 6] - obs["proprio"][0, 7])
+    env.close()
+    crossings = np.flatnonzero(np.diff(np.array(openings) > 0.04)) + 1
+    penalised = np.flatnonzero(rewards)
+    assert len(crossings) == 2 and (np.abs(penalised - crossings) <= 4).all(), (penalised, crossings)

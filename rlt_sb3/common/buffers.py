@@ -53,7 +53,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
     not told), all rows of it are marked, ``successful`` in a sample. Until then, and for good where it was cut off,
     they count as those of a failure.
 
-    Adding and sampling may happen in different threads.
+    Adding, sampling and saving (``model.save_replay_buffer``) may happen in different threads.
 
     :param buffer_size: number of slots, over all sub-environments
     :param observation_space: flat Dict space

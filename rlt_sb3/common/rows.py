@@ -337,15 +337,18 @@ class ChunkRows:
     # ------------------------------------------------------------------------------------------------- pickling
 
     def __getstate__(self) -> dict[str, Any]:
-        """Only what has been written; an almost empty ring makes a small file."""
+        """
+        Only what has been written; an almost empty ring makes a small file. All of it views: pickle writes them to a
+        file without a copy.
+        """
         state = self.__dict__.copy()
         used = min(self.written, self.size)
         for name, value in state.items():
             if isinstance(value, np.ndarray):
-                state[name] = value[:used].copy()
-        state["obs"] = {key: value[:used].copy() for key, value in self.obs.items()}
-        lists = {task: rows[: self.rows.counts[task]].copy() for task, rows in self.rows.lists.items()}
-        state["rows"] = (self.rows.where[:used].copy(), lists)
+                state[name] = value[:used]
+        state["obs"] = {key: value[:used] for key, value in self.obs.items()}
+        lists = {task: rows[: self.rows.counts[task]] for task, rows in self.rows.lists.items()}
+        state["rows"] = (self.rows.where[:used], lists)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 #: Keys that speak, for every sub-environment, about the chunk just played, also where an episode has just ended
@@ -230,6 +230,27 @@ class GymnasiumVecEnv(VecEnv):
         if isinstance(self.observation_space, spaces.Dict):
             return {key: np.array(value[key], dtype=sub.dtype) for key, sub in self.observation_space.spaces.items()}
         return np.array(value, dtype=self.observation_space.dtype)
+
+
+class WholeEpisodeMonitor(VecMonitor):
+    """
+    Stable-Baselines3's ``VecMonitor`` that says nothing of episodes whose worker had to be restarted: they are no
+    failures of the policy, and would be in ``rollout/success_rate``, ``ep_rew_mean`` and ``ep_len_mean``.
+
+    :param venv: environment whose infos have ``is_success`` where an episode ends
+    """
+
+    def __init__(self, venv: VecEnv):
+        super().__init__(venv, info_keywords=("is_success",))
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """:return: as ``VecMonitor``; without ``episode`` and ``is_success`` in the infos of broken episodes"""
+        obs, rewards, dones, infos = super().step_wait()
+        for info in infos:
+            if info.get("worker_restarted", False):
+                info.pop("episode", None)
+                info.pop("is_success", None)
+        return obs, rewards, dones, infos
 
 
 def _missing(key: str, index: int) -> str:

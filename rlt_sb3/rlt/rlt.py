@@ -575,6 +575,11 @@ class RLT(TD3):
             progress_bar=progress_bar,
         )
 
+    def save_replay_buffer(self, path: str | pathlib.Path | BufferedIOBase) -> None:
+        """:param path: file; no thread adds or samples before all is written"""
+        with self.replay_buffer._lock:  # type: ignore[union-attr]
+            super().save_replay_buffer(path)
+
     def load_replay_buffer(self, path: str | pathlib.Path | BufferedIOBase, truncate_last_traj: bool = True) -> None:
         """
         Load a saved replay buffer. Its ``gamma`` and ``n_steps`` become those of the model.
