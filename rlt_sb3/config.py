@@ -179,7 +179,7 @@ class EvalConfig:
     :param run: folder of the run (nothing with ``merge``)
     :param model: "best", "last", "vla", or the path of a saved model
     :param n_states: initial states; ``None`` takes the run's own number
-    :param split: "eval", "selection" or "train"; ``None`` for "eval", with ``all_checkpoints`` for "selection"
+    :param split: "eval" or "selection"; ``None`` for "eval", with ``all_checkpoints`` for "selection"
     :param num_envs: simulators; ``None`` takes the run's own number
     :param vla: show the frozen VLA on the same states beside it (played, unless the run has it)
     :param all_checkpoints: every checkpoint of the run instead of one model

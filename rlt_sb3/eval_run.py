@@ -10,7 +10,7 @@ from typing import Any
 from rlt_sb3.algorithms import as_predictor, check_fits, get_algorithm, load_model
 from rlt_sb3.checkpoints import all_checkpoints
 from rlt_sb3.config import EvalConfig, TrainConfig, load_config
-from rlt_sb3.evaluation import SPLITS, Evaluation, Predictor, StateResult, compare, csv_rows, dumps, evaluate
+from rlt_sb3.evaluation import Evaluation, Predictor, StateResult, check_split, compare, csv_rows, dumps, evaluate
 from rlt_sb3.parallel_eval import evaluate_in_parallel
 from rlt_sb3.progress import quiet_bar
 from rlt_sb3.run_dir import replacing
@@ -42,8 +42,7 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
     settings = load_config(run / "config.yaml")
     check_device(config.device)
     split = config.split or ("selection" if config.all_checkpoints else "eval")
-    if split not in SPLITS:
-        raise ValueError(f"Unknown split {split!r}; choose one of {SPLITS}.")
+    check_split(split)
     if config.num_envs is not None:
         settings.env.num_envs = config.num_envs
     settings.env.render_mode = None

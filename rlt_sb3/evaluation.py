@@ -14,8 +14,9 @@ import numpy as np
 
 PolicyFn = Callable[[dict[str, np.ndarray]], np.ndarray]
 
-#: Disjoint sets: policies practise on "train", the best checkpoint is chosen on "selection", only "eval" is reported.
-SPLITS = ("train", "selection", "eval")
+#: The best checkpoint is chosen on "selection", only "eval" is reported. The two are disjoint from the training states,
+#: which are no choice here: they are drawn at random, so no two evaluations would play the same ones.
+SPLITS = ("selection", "eval")
 
 
 class Predictor(Protocol):
@@ -206,6 +207,18 @@ def as_policy(policy: str | Predictor | PolicyFn) -> PolicyFn:
     )
 
 
+def check_split(split: str) -> None:
+    """
+    :param split: which set of initial states
+    :raises ValueError: if it is none of :data:`SPLITS`
+    """
+    if split not in SPLITS:
+        raise ValueError(
+            f"Unknown split {split!r}; choose one of {', '.join(SPLITS)} (training states are drawn at random, so they "
+            "cannot be evaluated on)."
+        )
+
+
 def _per_env(infos: dict[str, Any], key: str, index: int, default: Any) -> Any:
     """One env's entry of a Gymnasium vector info, or the default where the mask says that it has none."""
     if key not in infos or not infos.get("_" + key, np.ones(index + 1, dtype=bool))[index]:
@@ -234,7 +247,7 @@ def evaluate(
     :param policy: see :func:`as_policy`
     :param env: Gymnasium vector env in SAME_STEP mode
     :param n_states: how many initial states
-    :param split: "eval", "selection" or "train"
+    :param split: "eval" or "selection"
     :param name: name for tables; by default "vla" or "policy"
     :param on_episode: called after every counted episode (progress bars)
     :param record_states: keep one picture per chunk of the pairs below this number, or in this range (the env needs
@@ -246,8 +259,7 @@ def evaluate(
     """
     from gymnasium.vector import AutoresetMode
 
-    if split not in SPLITS:
-        raise ValueError(f"Unknown split {split!r}; choose one of {SPLITS}.")
+    check_split(split)
     if n_states < 1:
         raise ValueError(f"n_states must be at least 1, got {n_states}.")
     if not 0 <= shard[0] < min(shard[1], n_states):

@@ -64,8 +64,9 @@ def test_frames_of_the_first_states_only():
 
 def test_clear_errors():
     env = ToyVectorEnv(2)
-    with pytest.raises(ValueError, match="Unknown split 'test'"):
-        evaluate("vla", env, 3, split="test")
+    for split in ("test", "train"):
+        with pytest.raises(ValueError, match=f"Unknown split '{split}'; choose one of selection, eval"):
+            evaluate("vla", env, 3, split=split)
     with pytest.raises(ValueError, match="n_states"):
         evaluate("vla", env, 0)
     with pytest.raises(ValueError, match="policy must be 'vla'"):
