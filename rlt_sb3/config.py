@@ -184,7 +184,7 @@ class EvalConfig:
     :param vla: show the frozen VLA on the same states beside it (played, unless the run has it)
     :param all_checkpoints: every checkpoint of the run instead of one model
     :param max_parallel: how many checkpoints are played at once, each in a process with simulators of its own
-    :param shard: "k/n": only the k-th of n parts of the states
+    :param shard: "k/n": only the k-th of n parts of the states, of one model
     :param merge: files of all parts, to be put together: ``rlt eval --merge FILE FILE ...``
     :param device: where the model runs
     :param out: where to write the JSON; ``None`` for ``RUN/eval-MODEL-SPLIT.json`` (with a CSV beside it)
@@ -204,6 +204,22 @@ class EvalConfig:
     device: str = "cpu"
     out: str | None = None
     progress: bool = True
+
+    def check(self) -> None:
+        """Refuse settings that do not go together.
+
+        :raises ValueError: names them
+        """
+        if self.max_parallel < 1 or (self.max_parallel > 1 and not self.all_checkpoints):
+            raise ValueError(
+                "max_parallel must be 1, or with all_checkpoints a larger number of processes, got "
+                f"{self.max_parallel}."
+            )
+        if self.all_checkpoints and self.shard is not None:
+            raise ValueError(
+                "shard does not go with all_checkpoints, whose table has whole evaluations only; max_parallel shares "
+                "that work among processes."
+            )
 
 
 @dataclass

@@ -33,11 +33,8 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
     """
     if config.merge is not None:
         return _merge(config)
+    config.check()
     shard = parse_shard(config.shard)
-    if config.max_parallel < 1 or (config.max_parallel > 1 and not config.all_checkpoints):
-        raise ValueError(
-            f"max_parallel must be 1, or with all_checkpoints a larger number of processes, got {config.max_parallel}."
-        )
     run = Path(config.run)
     settings = load_config(run / "config.yaml")
     check_device(config.device)
@@ -117,8 +114,8 @@ def _play(
 def _play_in_parallel(config: EvalConfig, models: Models, n_states: int, split: str) -> dict[str, Evaluation]:
     """``max_parallel`` at a time, each with simulators of its own."""
     arguments = [config.run, "--split", split, "--n_states", str(n_states), "--device", config.device]
-    for option, value in (("--num_envs", config.num_envs), ("--shard", config.shard)):
-        arguments += [] if value is None else [option, str(value)]
+    if config.num_envs is not None:
+        arguments += ["--num_envs", str(config.num_envs)]
     files = {label: "vla" if file is None else str(file) for label, (_, file) in models.items()}
     results = evaluate_in_parallel(files, arguments, config.max_parallel, config.progress)
     return {label: replace(result, policy=models[label][0]) for label, result in results.items()}
