@@ -145,11 +145,15 @@ def write_checkpoint(run: Path, model: Any, state: dict[str, Any], keep: int = 2
     return Checkpoint(final)
 
 
+def later_checkpoints(run: Path, chunks: int) -> list[Checkpoint]:
+    """Checkpoints of a run beyond ``chunks``, oldest first."""
+    return [checkpoint for checkpoint in all_checkpoints(run) if checkpoint.chunks > chunks]
+
+
 def discard_later(run: Path, chunks: int) -> None:
     """Remove checkpoints of a run beyond ``chunks``: it goes on from there on another way."""
-    for checkpoint in all_checkpoints(run):
-        if checkpoint.chunks > chunks:
-            shutil.rmtree(checkpoint.path)
+    for checkpoint in later_checkpoints(run, chunks):
+        shutil.rmtree(checkpoint.path)
 
 
 def _sha256(path: Path) -> str:

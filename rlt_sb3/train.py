@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlt_sb3.algorithms import ALGORITHMS, as_predictor, check_settings, get_algorithm, load_model
-from rlt_sb3.checkpoints import Checkpoint, find_checkpoint
+from rlt_sb3.checkpoints import Checkpoint, find_checkpoint, later_checkpoints
 from rlt_sb3.config import EnvConfig, TrainConfig, load_config, save_config
 from rlt_sb3.evaluation import Comparison, Evaluation, PolicyFn, Predictor, StateResult, as_policy, compare, evaluate
 from rlt_sb3.imports import check_import
@@ -262,6 +262,13 @@ def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[
         if old != new:
             raise ValueError(f"A resumed run must keep {name}: the run has {old}, given was {new}.")
     data = checkpoint.read_state()["results"]
+    later = [c.path.name for c in later_checkpoints(folder, checkpoint.chunks)]
+    if later:  # said while there is time for Ctrl-C: simulators and VLA take a while to start
+        print(
+            f"The run goes on from {checkpoint.path.name}; what it has after that is discarded: {', '.join(later)} and "
+            f"their rows of metrics.csv. To keep them, copy {folder} first.",
+            flush=True,
+        )
     for key in (config.algorithm, "comparison", "videos"):  # of a run that had come to its end
         data.pop(key, None)
     return folder, checkpoint, data

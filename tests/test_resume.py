@@ -134,7 +134,9 @@ def test_damaged_checkpoint_names_the_older_one(tmp_path, capsys):
     assert main(["train", "--resume", str(run)]) == 1
     error = capsys.readouterr().err
     assert "replay_buffer.pkl is damaged" in error and f"rlt train --resume {older.path}" in error
+    capsys.readouterr()
     assert resume(older.path).selection[-1].chunks == 100
+    assert f"after that is discarded: {newest.path.name} and" in capsys.readouterr().out
     (newest.path / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read"):
         resume(newest.path)
