@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import gymnasium as gym
 import numpy as np
 
+from rlt_sb3.errors import RunError
+
 PolicyFn = Callable[[dict[str, np.ndarray]], np.ndarray]
 
 #: The best checkpoint is chosen on "selection", only "eval" is reported. The two are disjoint from the training states,
@@ -255,7 +257,7 @@ def evaluate(
     :param shard: (k, n) plays only the pairs k, k + n, k + 2n, ... below ``n_states``
     :raises ValueError: for an unknown split or policy, ``n_states < 1``, a shard without states, or an env in another
         autoreset mode
-    :raises RuntimeError: if the env repeats an initial state (fewer states than asked for)
+    :raises RunError: if the env repeats an initial state (fewer states than asked for)
     """
     from gymnasium.vector import AutoresetMode
 
@@ -318,7 +320,7 @@ def _play(
                 if row.pair in frames and "final_frame" in final:
                     frames[row.pair].append(np.array(final["final_frame"][i], copy=True))
                 if any((r.task_id, r.init_index) == (row.task_id, row.init_index) for r in rows.values()):
-                    raise RuntimeError(
+                    raise RunError(
                         f"The env played initial state {row.init_index} of task {row.task_id} twice; the split "
                         f"{options['init_states']!r} has fewer than n_states={n_states} different states. "
                         f"Ask for at most {len(rows)}."

@@ -55,6 +55,7 @@ def make_env(config: EnvConfig, split: str, seed: int) -> gym.vector.VectorEnv:
     :param config: the environment's settings
     :param split: the initial states to begin with
     :param seed: seed of the training initial states
+    :raises ValueError: if there is no such environment
     """
     import gymnasium as gym
 
@@ -63,7 +64,10 @@ def make_env(config: EnvConfig, split: str, seed: int) -> gym.vector.VectorEnv:
     kwargs = config.make_kwargs()
     if kwargs.get("render_mode") is None:
         kwargs.pop("render_mode", None)
-    return gym.make_vec(config.id, num_envs=kwargs.pop("num_envs"), init_states=split, seed=seed, **kwargs)
+    try:
+        return gym.make_vec(config.id, num_envs=kwargs.pop("num_envs"), init_states=split, seed=seed, **kwargs)
+    except gym.error.Error as error:
+        raise ValueError(f"env.id {config.id!r} cannot be made: {error}") from error
 
 
 def check_device(device: str) -> None:

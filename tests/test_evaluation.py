@@ -9,6 +9,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from toy_env import ToyVectorEnv
 
+from rlt_sb3.errors import RunError
 from rlt_sb3.evaluation import (
     Evaluation,
     StateResult,
@@ -71,7 +72,7 @@ def test_clear_errors():
         evaluate("vla", env, 0)
     with pytest.raises(ValueError, match="policy must be 'vla'"):
         as_policy("frozen")
-    with pytest.raises(RuntimeError, match="twice"):
+    with pytest.raises(RunError, match="twice"):
         evaluate("vla", ToyVectorEnv(2, n_states=4), 6)
     env.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
     with pytest.raises(ValueError, match="SAME_STEP"):
