@@ -170,6 +170,23 @@ class TrainConfig:
                 f"{self.algorithm} may not contain {sorted(reserved)}: the run sets them itself (seed: use the run's "
                 "seed)."
             )
+        for key, value in asdict(self).items():
+            _check_plain(key, value)
+
+
+def _check_plain(key: str, value: Any) -> None:
+    """
+    :param key: a setting, for the message
+    :param value: its value
+    :raises ValueError: if config.yaml, without which a run can be neither resumed nor evaluated, cannot hold it
+    """
+    try:
+        yaml.safe_dump(value)
+    except yaml.representer.RepresenterError as error:
+        raise ValueError(
+            f"{key} contains {error.args[-1]!r}, which cannot be written to config.yaml: give numbers, texts, lists "
+            "and mappings only; classes as 'torch.nn:GELU', schedules as {start: 60, end: 5}."
+        ) from error
 
 
 @dataclass
