@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import toy_env
 import yaml
-from run_helpers import environment, quick, same, without_clocks
+from run_helpers import ROOT, SMALL_RLT, environment, quick, same, without_clocks
 
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT
@@ -19,7 +19,7 @@ from rlt_sb3.algorithms import load_model
 from rlt_sb3.checkpoints import CheckpointError, all_checkpoints, find_checkpoint, resumable_checkpoints
 from rlt_sb3.cli import main
 from rlt_sb3.config import EvalSettings, load_config, save_config
-from rlt_sb3.report import read_evaluations
+from rlt_sb3.report import read_evaluations, read_metrics
 from rlt_sb3.train import resume, train
 
 
@@ -63,6 +63,37 @@ def test_200_is_100_plus_100(tmp_path, whole, algorithm):
     assert result.run == two
     assert_same_run(one, two, algorithm)
     assert [point.chunks for point in result.selection] == [50, 100, 150, 200]
+
+
+def test_shipped_recipe_is_resumed(tmp_path, monkeypatch):
+    """Trials, a schedule of the pull, units of action, time-outs as failures: a run that dies on its way goes on."""
+    from rlt_sb3.callbacks import BudgetCallback
+
+    recipe = load_config(ROOT / "examples" / "configs" / "demo.yaml").rlt
+    settings = recipe | SMALL_RLT | {"trial_window": 4, "policy_kwargs": {"net_arch": [16]}}
+    assert settings["trial_share"] and isinstance(settings["bc_coef"], dict) and settings["action_scale"]
+    assert settings["replay_buffer_kwargs"] == {"handle_timeout_termination": False}
+    one = train(config_of_whole(tmp_path, name="one", rlt=settings)).run
+
+    original = BudgetCallback._on_step
+
+    def die(self):
+        if self.num_timesteps == 70:
+            raise RuntimeError("out of memory")
+        return original(self)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
+        patch.setattr(BudgetCallback, "_on_step", die)
+        train(config_of_whole(tmp_path, name="two", rlt=settings))
+    two = tmp_path / "two"
+    assert find_checkpoint(two)[1].chunks == 50
+    resume(two)
+    assert_same_run(one, two)
+    # the cut lies in the midst of the schedule and of the trials
+    metrics = read_metrics(two)
+    before, after = metrics["time/total_timesteps"] <= 50, metrics["time/total_timesteps"] > 50
+    assert np.nanmin(metrics["train/bc_coef"][before]) > np.nanmax(metrics["train/bc_coef"][after]) > 5
+    assert 0 < np.nanmax(metrics["rollout/candidates"][before]) < np.nanmax(metrics["rollout/candidates"][after])
 
 
 def test_schedules_fire_at_crossings(whole):
