@@ -243,7 +243,8 @@ def evaluate(
 
     The env restarts its fixed sequence at every ``reset(options={"init_states": split})``: episode ``j`` of env ``i``
     is pair ``(N - 1 - i) + j * N``. An episode that ended with ``worker_restarted`` does not count: the env plays it
-    again. An env that has played its share goes on until the others are done; those episodes are not counted.
+    again. An env that says how many states a split has (``env.unwrapped.init_state_counts``, by split) is not asked for
+    more. An env that has played its share goes on until the others are done; those episodes are not counted.
     Evaluation is deterministic and touches neither the policy nor any training state.
 
     :param policy: see :func:`as_policy`
@@ -255,8 +256,8 @@ def evaluate(
     :param record_states: keep one picture per chunk of the pairs below this number, or in this range (the env needs
         ``render_mode``)
     :param shard: (k, n) plays only the pairs k, k + n, k + 2n, ... below ``n_states``
-    :raises ValueError: for an unknown split or policy, ``n_states < 1``, a shard without states, or an env in another
-        autoreset mode
+    :raises ValueError: for an unknown split or policy, ``n_states < 1`` or above what the split has, a shard without
+        states, or an env in another autoreset mode
     :raises RunError: if the env repeats an initial state (fewer states than asked for)
     """
     from gymnasium.vector import AutoresetMode
@@ -264,6 +265,9 @@ def evaluate(
     check_split(split)
     if n_states < 1:
         raise ValueError(f"n_states must be at least 1, got {n_states}.")
+    available = getattr(env.unwrapped, "init_state_counts", {}).get(split, n_states)
+    if n_states > available:
+        raise ValueError(f"n_states must be at most {available}, as the split {split!r} has no more, got {n_states}.")
     if not 0 <= shard[0] < min(shard[1], n_states):
         raise ValueError(f"shard must be (k, n) with 0 <= k < n and k < n_states={n_states}, got {shard}.")
     mode = env.metadata.get("autoreset_mode")

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorWrapper
 from toy_env import ToyVectorEnv
 
 from rlt_sb3.errors import RunError
@@ -72,6 +72,11 @@ def test_clear_errors():
         evaluate("vla", env, 0)
     with pytest.raises(ValueError, match="policy must be 'vla'"):
         as_policy("frozen")
+    env.init_state_counts = {"eval": 4}
+    with pytest.raises(ValueError, match="n_states must be at most 4, as the split 'eval' has no more, got 5"):
+        evaluate("vla", VectorWrapper(env), 5)
+    assert env.splits == []
+    assert evaluate("vla", env, 4).n == 4 and evaluate("vla", env, 5, split="selection").n == 5
     with pytest.raises(RunError, match="twice"):
         evaluate("vla", ToyVectorEnv(2, n_states=4), 6)
     env.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
