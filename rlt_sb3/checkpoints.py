@@ -83,12 +83,12 @@ def resumable_checkpoints(run: Path) -> list[Checkpoint]:
     return [checkpoint for checkpoint in all_checkpoints(run) if checkpoint.resumable]
 
 
-def find_checkpoint(path: Path) -> tuple[Path, Checkpoint]:
+def find_checkpoint(path: Path) -> tuple[Path, Checkpoint | None]:
     """
     What ``--resume`` names.
 
     :param path: a run (its newest checkpoint is meant) or one of its checkpoints
-    :return: folder of the run, checkpoint
+    :return: folder of the run, checkpoint; no checkpoint if the run was interrupted before its training began
     :raises ValueError: if there is none
     """
     if path.parent.name == FOLDER and path.is_dir():
@@ -100,12 +100,13 @@ def find_checkpoint(path: Path) -> tuple[Path, Checkpoint]:
             )
         return path.parent.parent, checkpoint
     found = resumable_checkpoints(path)
-    if not found:
+    begun = (path / "config.yaml").is_file() and not all_checkpoints(path) and not (path / "model.zip").exists()
+    if not found and not begun:
         raise ValueError(
             f"There is no checkpoint in {path / FOLDER}. --resume takes the folder of a run, for example runs/demo, or "
             "one of its checkpoints."
         )
-    return path, found[-1]
+    return path, found[-1] if found else None
 
 
 def write_checkpoint(run: Path, model: Any, state: dict[str, Any], keep: int = 2) -> Checkpoint:
@@ -145,11 +146,15 @@ def write_checkpoint(run: Path, model: Any, state: dict[str, Any], keep: int = 2
     return Checkpoint(final)
 
 
+def later_checkpoints(run: Path, chunks: int) -> list[Checkpoint]:
+    """Checkpoints of a run beyond ``chunks``, oldest first."""
+    return [checkpoint for checkpoint in all_checkpoints(run) if checkpoint.chunks > chunks]
+
+
 def discard_later(run: Path, chunks: int) -> None:
     """Remove checkpoints of a run beyond ``chunks``: it goes on from there on another way."""
-    for checkpoint in all_checkpoints(run):
-        if checkpoint.chunks > chunks:
-            shutil.rmtree(checkpoint.path)
+    for checkpoint in later_checkpoints(run, chunks):
+        shutil.rmtree(checkpoint.path)
 
 
 def _sha256(path: Path) -> str:

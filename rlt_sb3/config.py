@@ -176,6 +176,23 @@ class TrainConfig:
                 f"{self.algorithm} may not contain {sorted(reserved)}: the run sets them itself (seed: use the run's "
                 "seed)."
             )
+        for key, value in asdict(self).items():
+            _check_plain(key, value)
+
+
+def _check_plain(key: str, value: Any) -> None:
+    """
+    :param key: a setting, for the message
+    :param value: its value
+    :raises ValueError: if config.yaml, without which a run can be neither resumed nor evaluated, cannot hold it
+    """
+    try:
+        yaml.safe_dump(value)
+    except yaml.representer.RepresenterError as error:
+        raise ValueError(
+            f"{key} contains {error.args[-1]!r}, which cannot be written to config.yaml: give numbers, texts, lists "
+            "and mappings only; classes as 'torch.nn:GELU', schedules as {start: 60, end: 5}."
+        ) from error
 
 
 @dataclass
@@ -185,12 +202,12 @@ class EvalConfig:
     :param run: folder of the run (nothing with ``merge``)
     :param model: "best", "last", "vla", or the path of a saved model
     :param n_states: initial states; ``None`` takes the run's own number
-    :param split: "eval", "selection" or "train"; ``None`` for "eval", with ``all_checkpoints`` for "selection"
+    :param split: "eval" or "selection"; ``None`` for "eval", with ``all_checkpoints`` for "selection"
     :param num_envs: simulators; ``None`` takes the run's own number
     :param vla: show the frozen VLA on the same states beside it (played, unless the run has it)
     :param all_checkpoints: every checkpoint of the run instead of one model
     :param max_parallel: how many checkpoints are played at once, each in a process with simulators of its own
-    :param shard: "k/n": only the k-th of n parts of the states
+    :param shard: "k/n": only the k-th of n parts of the states, of one model
     :param merge: files of all parts, to be put together: ``rlt eval --merge FILE FILE ...``
     :param device: where the model runs
     :param out: where to write the JSON; ``None`` for ``RUN/eval-MODEL-SPLIT.json`` (with a CSV beside it)
@@ -210,6 +227,22 @@ class EvalConfig:
     device: str = "cpu"
     out: str | None = None
     progress: bool = True
+
+    def check(self) -> None:
+        """Refuse settings that do not go together.
+
+        :raises ValueError: names them
+        """
+        if self.max_parallel < 1 or (self.max_parallel > 1 and not self.all_checkpoints):
+            raise ValueError(
+                "max_parallel must be 1, or with all_checkpoints a larger number of processes, got "
+                f"{self.max_parallel}."
+            )
+        if self.all_checkpoints and self.shard is not None:
+            raise ValueError(
+                "shard does not go with all_checkpoints, whose table has whole evaluations only; max_parallel shares "
+                "that work among processes."
+            )
 
 
 @dataclass

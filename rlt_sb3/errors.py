@@ -2,4 +2,4 @@
 
 
 class RunError(RuntimeError):
-    """Something about a run's files or machine; the message says what to do."""
+    """Something about a run's files, simulators or machine; the message says what to do."""

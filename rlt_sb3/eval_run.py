@@ -10,7 +10,7 @@ from typing import Any
 from rlt_sb3.algorithms import as_predictor, check_fits, get_algorithm, load_model
 from rlt_sb3.checkpoints import all_checkpoints
 from rlt_sb3.config import EvalConfig, TrainConfig, load_config
-from rlt_sb3.evaluation import SPLITS, Evaluation, Predictor, StateResult, compare, csv_rows, dumps, evaluate
+from rlt_sb3.evaluation import Evaluation, Predictor, StateResult, check_split, compare, csv_rows, dumps, evaluate
 from rlt_sb3.fingerprint import Fingerprint, check_run, of_run
 from rlt_sb3.parallel_eval import evaluate_in_parallel
 from rlt_sb3.progress import quiet_bar
@@ -35,17 +35,13 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
     """
     if config.merge is not None:
         return _merge(config)
+    config.check()
     shard = parse_shard(config.shard)
-    if config.max_parallel < 1 or (config.max_parallel > 1 and not config.all_checkpoints):
-        raise ValueError(
-            f"max_parallel must be 1, or with all_checkpoints a larger number of processes, got {config.max_parallel}."
-        )
     run = Path(config.run)
     settings = load_config(run / "config.yaml")
     check_device(config.device)
     split = config.split or ("selection" if config.all_checkpoints else "eval")
-    if split not in SPLITS:
-        raise ValueError(f"Unknown split {split!r}; choose one of {SPLITS}.")
+    check_split(split)
     if config.num_envs is not None:
         settings.env.num_envs = config.num_envs
     settings.env.render_mode = None
@@ -128,8 +124,8 @@ def _play(
 def _play_in_parallel(config: EvalConfig, models: Models, n_states: int, split: str) -> dict[str, Evaluation]:
     """``max_parallel`` at a time, each with simulators of its own."""
     arguments = [config.run, "--split", split, "--n_states", str(n_states), "--device", config.device]
-    for option, value in (("--num_envs", config.num_envs), ("--shard", config.shard)):
-        arguments += [] if value is None else [option, str(value)]
+    if config.num_envs is not None:
+        arguments += ["--num_envs", str(config.num_envs)]
     files = {label: "vla" if file is None else str(file) for label, (_, file) in models.items()}
     results = evaluate_in_parallel(files, arguments, config.max_parallel, config.progress)
     return {label: replace(result, policy=models[label][0]) for label, result in results.items()}

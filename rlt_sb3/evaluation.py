@@ -12,10 +12,13 @@ from typing import Any, Protocol
 import gymnasium as gym
 import numpy as np
 
+from rlt_sb3.errors import RunError
+
 PolicyFn = Callable[[dict[str, np.ndarray]], np.ndarray]
 
-#: Disjoint sets: policies practise on "train", the best checkpoint is chosen on "selection", only "eval" is reported.
-SPLITS = ("train", "selection", "eval")
+#: The best checkpoint is chosen on "selection", only "eval" is reported. The two are disjoint from the training states,
+#: which are no choice here: they are drawn at random, so no two evaluations would play the same ones.
+SPLITS = ("selection", "eval")
 
 
 class Predictor(Protocol):
@@ -206,6 +209,18 @@ def as_policy(policy: str | Predictor | PolicyFn) -> PolicyFn:
     )
 
 
+def check_split(split: str) -> None:
+    """
+    :param split: which set of initial states
+    :raises ValueError: if it is none of :data:`SPLITS`
+    """
+    if split not in SPLITS:
+        raise ValueError(
+            f"Unknown split {split!r}; choose one of {', '.join(SPLITS)} (training states are drawn at random, so they "
+            "cannot be evaluated on)."
+        )
+
+
 def _per_env(infos: dict[str, Any], key: str, index: int, default: Any) -> Any:
     """One env's entry of a Gymnasium vector info, or the default where the mask says that it has none."""
     if key not in infos or not infos.get("_" + key, np.ones(index + 1, dtype=bool))[index]:
@@ -228,28 +243,31 @@ def evaluate(
 
     The env restarts its fixed sequence at every ``reset(options={"init_states": split})``: episode ``j`` of env ``i``
     is pair ``(N - 1 - i) + j * N``. An episode that ended with ``worker_restarted`` does not count: the env plays it
-    again. An env that has played its share goes on until the others are done; those episodes are not counted.
+    again. An env that says how many states a split has (``env.unwrapped.init_state_counts``, by split) is not asked for
+    more. An env that has played its share goes on until the others are done; those episodes are not counted.
     Evaluation is deterministic and touches neither the policy nor any training state.
 
     :param policy: see :func:`as_policy`
     :param env: Gymnasium vector env in SAME_STEP mode
     :param n_states: how many initial states
-    :param split: "eval", "selection" or "train"
+    :param split: "eval" or "selection"
     :param name: name for tables; by default "vla" or "policy"
     :param on_episode: called after every counted episode (progress bars)
     :param record_states: keep one picture per chunk of the pairs below this number, or in this range (the env needs
         ``render_mode``)
     :param shard: (k, n) plays only the pairs k, k + n, k + 2n, ... below ``n_states``
-    :raises ValueError: for an unknown split or policy, ``n_states < 1``, a shard without states, or an env in another
-        autoreset mode
-    :raises RuntimeError: if the env repeats an initial state (fewer states than asked for)
+    :raises ValueError: for an unknown split or policy, ``n_states < 1`` or above what the split has, a shard without
+        states, or an env in another autoreset mode
+    :raises RunError: if the env repeats an initial state (fewer states than asked for)
     """
     from gymnasium.vector import AutoresetMode
 
-    if split not in SPLITS:
-        raise ValueError(f"Unknown split {split!r}; choose one of {SPLITS}.")
+    check_split(split)
     if n_states < 1:
         raise ValueError(f"n_states must be at least 1, got {n_states}.")
+    available = getattr(env.unwrapped, "init_state_counts", {}).get(split, n_states)
+    if n_states > available:
+        raise ValueError(f"n_states must be at most {available}, as the split {split!r} has no more, got {n_states}.")
     if not 0 <= shard[0] < min(shard[1], n_states):
         raise ValueError(f"shard must be (k, n) with 0 <= k < n and k < n_states={n_states}, got {shard}.")
     mode = env.metadata.get("autoreset_mode")
@@ -306,7 +324,7 @@ def _play(
                 if row.pair in frames and "final_frame" in final:
                     frames[row.pair].append(np.array(final["final_frame"][i], copy=True))
                 if any((r.task_id, r.init_index) == (row.task_id, row.init_index) for r in rows.values()):
-                    raise RuntimeError(
+                    raise RunError(
                         f"The env played initial state {row.init_index} of task {row.task_id} twice; the split "
                         f"{options['init_states']!r} has fewer than n_states={n_states} different states. "
                         f"Ask for at most {len(rows)}."

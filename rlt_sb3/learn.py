@@ -253,11 +253,6 @@ class Training:
                     self.selection.run()
             finally:
                 self.safe_points.finish()
-        except KeyboardInterrupt:
-            run.progress.say(
-                f"Interrupted after {model.num_timesteps} chunks; go on with: rlt train --resume {run.files.path}"
-            )
-            raise
         finally:
             self._close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlt_sb3.algorithms import ALGORITHMS, as_predictor, check_settings, get_algorithm, load_model
-from rlt_sb3.checkpoints import Checkpoint, find_checkpoint
+from rlt_sb3.checkpoints import Checkpoint, find_checkpoint, later_checkpoints, resumable_checkpoints
 from rlt_sb3.config import EnvConfig, TrainConfig, load_config, save_config
 from rlt_sb3.evaluation import Comparison, Evaluation, PolicyFn, Predictor, StateResult, as_policy, compare, evaluate
 from rlt_sb3.fingerprint import check_run
@@ -55,6 +56,7 @@ def make_env(config: EnvConfig, split: str, seed: int) -> gym.vector.VectorEnv:
     :param config: the environment's settings
     :param split: the initial states to begin with
     :param seed: seed of the training initial states
+    :raises ValueError: if there is no such environment
     """
     import gymnasium as gym
 
@@ -64,7 +66,10 @@ def make_env(config: EnvConfig, split: str, seed: int) -> gym.vector.VectorEnv:
     kwargs = config.make_kwargs()
     if kwargs.get("render_mode") is None:
         kwargs.pop("render_mode", None)
-    return gym.make_vec(config.id, num_envs=kwargs.pop("num_envs"), init_states=split, seed=seed, **kwargs)
+    try:
+        return gym.make_vec(config.id, num_envs=kwargs.pop("num_envs"), init_states=split, seed=seed, **kwargs)
+    except gym.error.Error as error:
+        raise ValueError(f"env.id {config.id!r} cannot be made: {error}") from error
 
 
 def check_device(device: str) -> None:
@@ -207,7 +212,13 @@ def train(config: TrainConfig) -> TrainResult:
             save_config(config, files.path / "config.yaml")
             _plan(progress, config, GUESSED_CHUNKS)
             progress.say(f"Run {files.path}: {config.env.id}, {config.env.num_envs} simulators, seed {config.seed}")
-            result = _phases(run, checkpoint)
+            try:
+                result = _phases(run, checkpoint)
+            except KeyboardInterrupt:
+                saved = resumable_checkpoints(files.path)
+                what = f"{saved[-1].chunks} chunks are saved" if saved else "nothing is trained yet"
+                progress.say(f"Interrupted, {what}; go on with: rlt train --resume {files.path}")
+                raise
         finally:
             progress.close()
             env.close()
@@ -259,7 +270,8 @@ FIXED = ("algorithm", "env", "rlt", "tqc", "seed", "evaluation.n_states", "evalu
 
 def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[str, Any] | None]:
     """
-    :return: folder, checkpoint and results of the run to go on with, or None each
+    :return: folder, checkpoint and results of the run to go on with, or None each; no checkpoint if it was interrupted
+        before its training began
     :raises ValueError: if a setting was changed that must stay
     """
     if config.resume is None:
@@ -270,7 +282,17 @@ def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[
         old, new = attrgetter(name)(saved), attrgetter(name)(config)
         if old != new:
             raise ValueError(f"A resumed run must keep {name}: the run has {old}, given was {new}.")
+    if checkpoint is None:  # what it has are evaluations of the VLA
+        results = folder / "evaluations.json"
+        return folder, None, json.loads(results.read_text()) if results.is_file() else None
     data = checkpoint.read_state()["results"]
+    later = [c.path.name for c in later_checkpoints(folder, checkpoint.chunks)]
+    if later:  # said while there is time for Ctrl-C: simulators and VLA take a while to start
+        print(
+            f"The run goes on from {checkpoint.path.name}; what it has after that is discarded: {', '.join(later)} and "
+            f"their rows of metrics.csv. To keep them, copy {folder} first.",
+            flush=True,
+        )
     for key in (config.algorithm, "comparison", "videos"):  # of a run that had come to its end
         data.pop(key, None)
     return folder, checkpoint, data

@@ -100,6 +100,25 @@ def test_errors_are_one_line_and_status_2(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_errors_of_the_environment_are_one_line(tmp_path, capsys, monkeypatch):
+    """An unknown id is a wrong setting; simulators that do not start are not."""
+    from rlt_gym.libero.worker_client import WorkerError
+    from rlt_gym.testing import FakeRLTokenVectorEnv
+
+    def broken(self, *args, **kwargs):
+        raise WorkerError("LIBERO workers do not start. No module named 'libero'")
+
+    for name in ("RLToken-LIBRO-v0", "RLToken-LIBERO-v7", "nowhere/X-v0"):
+        assert main(["train", "--env.id", name, "--out", str(tmp_path)]) == 2
+        assert f"rlt train: env.id '{name}' cannot be made: " in capsys.readouterr().err
+    monkeypatch.setattr(FakeRLTokenVectorEnv, "__init__", broken)
+    # `module:id` lets the toy module register it
+    monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "toy_env")
+    assert main(["train", "--env.id", "toy_env:FakeRLToken-v0", "--out", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "rlt train: LIBERO workers do not start. No module named 'libero'\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_interrupt_saves_and_exits_130(tmp_path):
     (tmp_path / "c.yaml").write_text(TOY)
     command = [sys.executable, "-m", "rlt_sb3", "train", "--config", tmp_path / "c.yaml", "--out", tmp_path / "runs"]

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorWrapper
 from toy_env import ToyVectorEnv
 
+from rlt_sb3.errors import RunError
 from rlt_sb3.evaluation import (
     Evaluation,
     StateResult,
@@ -64,13 +65,19 @@ def test_frames_of_the_first_states_only():
 
 def test_clear_errors():
     env = ToyVectorEnv(2)
-    with pytest.raises(ValueError, match="Unknown split 'test'"):
-        evaluate("vla", env, 3, split="test")
+    for split in ("test", "train"):
+        with pytest.raises(ValueError, match=f"Unknown split '{split}'; choose one of selection, eval"):
+            evaluate("vla", env, 3, split=split)
     with pytest.raises(ValueError, match="n_states"):
         evaluate("vla", env, 0)
     with pytest.raises(ValueError, match="policy must be 'vla'"):
         as_policy("frozen")
-    with pytest.raises(RuntimeError, match="twice"):
+    env.init_state_counts = {"eval": 4}
+    with pytest.raises(ValueError, match="n_states must be at most 4, as the split 'eval' has no more, got 5"):
+        evaluate("vla", VectorWrapper(env), 5)
+    assert env.splits == []
+    assert evaluate("vla", env, 4).n == 4 and evaluate("vla", env, 5, split="selection").n == 5
+    with pytest.raises(RunError, match="twice"):
         evaluate("vla", ToyVectorEnv(2, n_states=4), 6)
     env.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
     with pytest.raises(ValueError, match="SAME_STEP"):

@@ -28,6 +28,11 @@ def env():
 # ---------------------------------------------------------------- tables, no simulator
 
 
+def test_number_of_initial_states():
+    env = types.SimpleNamespace(tasks=get_tasks("libero_goal", [1, 8]))
+    assert LiberoVectorEnv.init_state_counts.fget(env) == {"selection": 1000, "eval": 1000}
+
+
 def test_tasks_follow_libero():
     task = get_task("libero_goal", 1)
     assert task.instruction == "put the bowl on the stove"

@@ -5,17 +5,21 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import groupby
 
 import numpy as np
 import pytest
 import toy_env
 import yaml
-from run_helpers import environment, quick, same, without_clocks
+from run_helpers import ROOT, SMALL_RLT, environment, quick, same, without_clocks
 
+from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT
+from rlt_sb3.algorithms import load_model
 from rlt_sb3.checkpoints import CheckpointError, all_checkpoints, find_checkpoint, resumable_checkpoints
 from rlt_sb3.cli import main
 from rlt_sb3.config import EvalSettings, load_config, save_config
+from rlt_sb3.report import read_evaluations, read_metrics
 from rlt_sb3.train import resume, train
 
 
@@ -25,40 +29,71 @@ def no_report(monkeypatch):
     monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
 
 
-def parameters(path):
+def parameters(path, algorithm):
     """Networks, targets and optimisers."""
-    return RLT.load(path, device="cpu").get_parameters()
+    return load_model(algorithm, path, device="cpu").get_parameters()
 
 
-def assert_same_run(a, b):
-    assert same(parameters(a / "model.zip"), parameters(b / "model.zip"))
+def assert_same_run(a, b, algorithm="rlt"):
+    assert same(parameters(a / "model.zip", algorithm), parameters(b / "model.zip", algorithm))
     rows = without_clocks(a / "metrics.csv")
     assert len(rows) > 10 and rows == without_clocks(b / "metrics.csv")
 
 
+def config_of_whole(out, **changes):
+    """200 chunks; checkpoints at 40, 80, ... and, with evaluations, at 50, 100, ..."""
+    evaluation = EvalSettings(4, 4, 50, videos=False)
+    return quick(out, **{"total_chunks": 200, "save_every": 40, "evaluation": evaluation} | changes)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """200 chunks without a break; checkpoints at 40, 80, ... and, beside the evaluations, at 50, 100, 150."""
+    """A run without a break."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlt_sb3.report.write_report", lambda run: None)
-        return train(quick(tmp_path_factory.mktemp("whole"), total_chunks=200, save_every=50)).run
+        return train(config_of_whole(tmp_path_factory.mktemp("whole"))).run
 
 
 @pytest.mark.parametrize("algorithm", ["rlt", "tqc"])
 def test_200_is_100_plus_100(tmp_path, whole, algorithm):
-    if algorithm == "rlt":
-        one = whole
-    else:
-        one = train(quick(tmp_path, name="one", total_chunks=200, save_every=50, algorithm=algorithm)).run
-    two = train(quick(tmp_path, name="two", total_chunks=100, save_every=50, algorithm=algorithm)).run
-    # 100 is no multiple of 40: this run ends with an evaluation that the other one does not have
-    first = resume(two / "checkpoints" / "chunk-00000080", total_chunks=200)
-    assert first.run == two
-    if algorithm == "rlt":
-        assert_same_run(one, two)
-    else:
-        assert without_clocks(one / "metrics.csv") == without_clocks(two / "metrics.csv")
-    assert [p.chunks for p in first.selection] == [40, 80, 120, 160, 200]
+    one = whole if algorithm == "rlt" else train(config_of_whole(tmp_path, name="one", algorithm=algorithm)).run
+    two = train(config_of_whole(tmp_path, name="two", algorithm=algorithm, total_chunks=100)).run
+    assert find_checkpoint(two)[1].chunks == 100
+    result = resume(two, total_chunks=200)
+    assert result.run == two
+    assert_same_run(one, two, algorithm)
+    assert [point.chunks for point in result.selection] == [50, 100, 150, 200]
+
+
+def test_shipped_recipe_is_resumed(tmp_path, monkeypatch):
+    """Trials, a schedule of the pull, units of action, time-outs as failures: a run that dies on its way goes on."""
+    from rlt_sb3.callbacks import BudgetCallback
+
+    recipe = load_config(ROOT / "examples" / "configs" / "demo.yaml").rlt
+    settings = recipe | SMALL_RLT | {"trial_window": 4, "policy_kwargs": {"net_arch": [16]}}
+    assert settings["trial_share"] and isinstance(settings["bc_coef"], dict) and settings["action_scale"]
+    assert settings["replay_buffer_kwargs"] == {"handle_timeout_termination": False}
+    one = train(config_of_whole(tmp_path, name="one", rlt=settings)).run
+
+    original = BudgetCallback._on_step
+
+    def die(self):
+        if self.num_timesteps == 70:
+            raise RuntimeError("out of memory")
+        return original(self)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
+        patch.setattr(BudgetCallback, "_on_step", die)
+        train(config_of_whole(tmp_path, name="two", rlt=settings))
+    two = tmp_path / "two"
+    assert find_checkpoint(two)[1].chunks == 50
+    resume(two)
+    assert_same_run(one, two)
+    # the cut lies in the midst of the schedule and of the trials
+    metrics = read_metrics(two)
+    before, after = metrics["time/total_timesteps"] <= 50, metrics["time/total_timesteps"] > 50
+    assert np.nanmin(metrics["train/bc_coef"][before]) > np.nanmax(metrics["train/bc_coef"][after]) > 5
+    assert 0 < np.nanmax(metrics["rollout/candidates"][before]) < np.nanmax(metrics["rollout/candidates"][after])
 
 
 def test_schedules_fire_at_crossings(whole):
@@ -78,7 +113,7 @@ def test_seven_environments_evaluate_as_often(tmp_path):
 
 def test_killed_run_loses_nothing_but_time(tmp_path, whole):
     """SIGKILL at any moment; resumed by the command line from what is on the disk."""
-    config = quick(tmp_path, env_id="toy_env:FakeRLToken-v0", total_chunks=200, save_every=50)
+    config = config_of_whole(tmp_path, env_id="toy_env:FakeRLToken-v0")
     save_config(config, tmp_path / "c.yaml")
     command = [sys.executable, "-m", "rlt_sb3", "train"]
     process = subprocess.Popen(
@@ -125,6 +160,65 @@ def test_interrupted_run_goes_on(tmp_path, monkeypatch, capsys):
     assert result.rlt.n == 4
 
 
+class Played:
+    """Which initial states are played, as one name for each time in a row; Ctrl-C may come in the midst of it."""
+
+    def __init__(self, monkeypatch, press_after=None):
+        self.steps, self.press_after, original = [], press_after, FakeRLTokenVectorEnv.step
+
+        def step(env, actions):
+            self.steps.append(env.init_states)
+            if self.phases == self.press_after:
+                self.press_after = None
+                signal.raise_signal(signal.SIGINT)
+            return original(env, actions)
+
+        monkeypatch.setattr(FakeRLTokenVectorEnv, "step", step)
+
+    @property
+    def phases(self):
+        return [split for split, _ in groupby(self.steps)]
+
+
+@pytest.mark.parametrize("interrupted", [["eval"], ["eval", "selection"]])
+def test_interrupted_before_training(tmp_path, whole, capsys, interrupted):
+    """Evaluations of the VLA that were finished are not played again; training is the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        played = Played(patch, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(config_of_whole(tmp_path))
+    run = tmp_path / "toy"
+    assert played.phases == interrupted and find_checkpoint(run) == (run, None)
+    assert f"nothing is trained yet; go on with: rlt train --resume {run}\n" in capsys.readouterr().out
+    with pytest.MonkeyPatch.context() as patch:
+        played = Played(patch)
+        assert main(["train", "--resume", str(run)]) == 0
+    left = ["eval", "selection", "train"][len(interrupted) - 1 :]
+    assert played.phases[: len(left)] == left
+    assert_same_run(whole, run)
+    old, new = read_evaluations(whole), read_evaluations(run)
+    for key in ("vla", "vla_selection", "rlt", "comparison"):
+        assert old[key] == new[key], key
+
+
+def test_interrupted_in_a_selection_evaluation(tmp_path, capsys):
+    """What was trained before it is saved; it is played again, from its beginning."""
+    with pytest.MonkeyPatch.context() as patch:
+        Played(patch, ["eval", "selection", "train", "selection"])
+        with pytest.raises(KeyboardInterrupt):
+            train(config_of_whole(tmp_path))
+    run = tmp_path / "toy"
+    assert f"50 chunks are saved; go on with: rlt train --resume {run}\n" in capsys.readouterr().out
+    assert [c.chunks for c in all_checkpoints(run)] == [0, 40, 50]
+    assert read_evaluations(run)["selection"] == []
+    with pytest.MonkeyPatch.context() as patch:
+        played = Played(patch)
+        result = resume(run)
+    assert played.phases[:3] == ["selection", "train", "selection"]
+    assert [point.chunks for point in result.selection] == [50, 100, 150, 200]
+    assert all(point.evaluation.n == 4 for point in result.selection)
+
+
 def test_damaged_checkpoint_names_the_older_one(tmp_path, capsys):
     run = train(quick(tmp_path)).run
     older, newest = resumable_checkpoints(run)
@@ -134,7 +228,9 @@ def test_damaged_checkpoint_names_the_older_one(tmp_path, capsys):
     assert main(["train", "--resume", str(run)]) == 1
     error = capsys.readouterr().err
     assert "replay_buffer.pkl is damaged" in error and f"rlt train --resume {older.path}" in error
+    capsys.readouterr()
     assert resume(older.path).selection[-1].chunks == 100
+    assert f"after that is discarded: {newest.path.name} and" in capsys.readouterr().out
     (newest.path / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read"):
         resume(newest.path)

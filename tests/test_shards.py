@@ -184,6 +184,11 @@ def test_ctrl_c_leaves_no_process(by_module):
         process.wait()
 
 
+def test_checkpoints_are_not_cut_in_parts(run, capsys):
+    assert main(["eval", str(run), "--all-checkpoints", "--shard", "1/2", "--progress=false"]) == 2
+    assert "shard does not go with all_checkpoints" in capsys.readouterr().err
+
+
 def test_table_has_both_policies_and_every_task(run, capsys):
     result = evaluate_run(EvalConfig(run=str(run), progress=False))
     out = capsys.readouterr().out

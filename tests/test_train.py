@@ -188,6 +188,9 @@ def test_bad_settings_start_nothing(tmp_path, spied):
         ({"rlt": {"seed": 3}}, "rlt may not contain"),
         ({"rlt": {"bc_coeff": 3}}, "bc_coeff"),
         ({"rlt": {"device": "cuda:99"}}, "cuda:99"),
+        ({"rlt": {"bc_coef": lambda left: 20 * left}}, r"rlt contains <function .* cannot be written to config\.yaml"),
+        ({"rlt": {"policy_kwargs": {"activation_fn": dict}}}, "rlt contains <class 'dict'>"),
+        ({"env": EnvConfig(id="ToyRLToken-v0", kwargs={"n_states": np.int64(3)})}, r"env contains np\.int64\(3\)"),
         ({"env": EnvConfig(id="ToyRLToken-v0", suite="unknown")}, "Unknown suite"),
     ):
         with pytest.raises(ValueError, match=match):

@@ -26,8 +26,8 @@ WORKER_STARTS = ("auto", "zygote", "spawn")
 _LAUNCH = str(Path(__file__).with_name("launch.py"))
 
 
-class WorkerError(RuntimeError):
-    """Workers cannot be started, or broke too often."""
+class WorkerError(ChildProcessError):
+    """Workers cannot be started, or broke too often. An ``OSError``: the fault is the machine's, not the caller's."""
 
 
 class WorkerFailure(WorkerError):

@@ -263,6 +263,11 @@ class LiberoVectorEnv(VectorEnv):
         return int(self._pool.restarts.sum())
 
     @property
+    def init_state_counts(self) -> dict[str, int]:
+        """How many initial states the sequences of the selection and evaluation sets have before they begin again."""
+        return {split: SPLIT_SIZES[split] * len(self.tasks) for split in ("selection", "eval")}
+
+    @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers, one per env."""
         return [client.pid for client in self._pool.clients]
