@@ -209,7 +209,7 @@ class EvalConfig:
     :param max_parallel: how many checkpoints are played at once, each in a process with simulators of its own
     :param shard: "k/n": only the k-th of n parts of the states, of one model
     :param merge: files of all parts, to be put together: ``rlt eval --merge FILE FILE ...``
-    :param device: where the model runs
+    :param device: where VLA and model run; ``None``: the VLA where the run had it, the model on the CPU
     :param out: where to write the JSON; ``None`` for ``RUN/eval-MODEL-SPLIT.json`` (with a CSV beside it)
     :param progress: show a progress bar
     """
@@ -224,7 +224,7 @@ class EvalConfig:
     max_parallel: int = 1
     shard: str | None = None
     merge: list[str] | None = None
-    device: str = "cpu"
+    device: str | None = None
     out: str | None = None
     progress: bool = True
 

@@ -39,7 +39,9 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
     shard = parse_shard(config.shard)
     run = Path(config.run)
     settings = load_config(run / "config.yaml")
-    check_device(config.device)
+    if config.device is not None:
+        settings.env.device = config.device
+    check_device(settings.env.device or "cpu")
     split = config.split or ("selection" if config.all_checkpoints else "eval")
     check_split(split)
     if config.num_envs is not None:
@@ -94,7 +96,7 @@ def _play(
     :return: outcomes, and which frozen weights the environment has
     """
     policies: dict[str, str | Predictor] = {
-        label: "vla" if file is None else _load(settings.algorithm, file, config.device)
+        label: "vla" if file is None else _load(settings.algorithm, file, config.device or "cpu")
         for label, (_, file) in models.items()
     }
     env = make_env(settings.env, split, settings.seed)
@@ -123,9 +125,11 @@ def _play(
 
 def _play_in_parallel(config: EvalConfig, models: Models, n_states: int, split: str) -> dict[str, Evaluation]:
     """``max_parallel`` at a time, each with simulators of its own."""
-    arguments = [config.run, "--split", split, "--n_states", str(n_states), "--device", config.device]
+    arguments = [config.run, "--split", split, "--n_states", str(n_states)]
     if config.num_envs is not None:
         arguments += ["--num_envs", str(config.num_envs)]
+    if config.device is not None:
+        arguments += ["--device", config.device]
     files = {label: "vla" if file is None else str(file) for label, (_, file) in models.items()}
     results = evaluate_in_parallel(files, arguments, config.max_parallel, config.progress)
     return {label: replace(result, policy=models[label][0]) for label, result in results.items()}

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -15,7 +16,7 @@ from rlt_sb3.eval_run import evaluate_run
 from rlt_sb3.evaluation import Evaluation
 from rlt_sb3.report import read_metrics
 from rlt_sb3.run_dir import RunDir, replacing
-from rlt_sb3.train import train
+from rlt_sb3.train import make_env, train
 
 
 @pytest.fixture
@@ -168,6 +169,24 @@ def test_evaluate_run_needs_no_settings(tmp_path, capsys):
         evaluate_run(EvalConfig(run=str(tmp_path / "nothing"), progress=False))
     with pytest.raises(ValueError, match="Unknown split"):
         evaluate_run(EvalConfig(run=str(result.run), split="test", progress=False))
+
+
+def test_a_run_is_evaluated_on_another_device(tmp_path, monkeypatch):
+    """One made on a GPU, where there is none."""
+    result, devices = train(small(tmp_path)), []
+    config = load_config(result.run / "config.yaml")
+    config.env.device = "cuda:99"
+    save_config(config, result.run / "config.yaml")
+    with pytest.raises(ValueError, match="cuda:99"):
+        evaluate_run(EvalConfig(run=str(result.run), progress=False))
+
+    def make(env, *args):
+        devices.append(env.device)
+        return make_env(replace(env, device=None), *args)  # the toy has none
+
+    monkeypatch.setattr("rlt_sb3.eval_run.make_env", make)
+    assert evaluate_run(EvalConfig(run=str(result.run), device="cpu", progress=False)).rows == result.rlt.rows
+    assert devices == ["cpu"]
 
 
 def test_metrics_survive_and_increase(tmp_path):
