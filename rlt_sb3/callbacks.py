@@ -151,7 +151,9 @@ class SelectionCallback(BaseCallback):
     def run(self) -> SelectionPoint:
         """Evaluate now and keep the model if it is the best so far."""
         trials = getattr(self.model, "trials", None)
-        result = self._audition(trials) if trials is not None and trials.vla_plays else self.evaluate(self.model)
+        # an untrained direct actor, unlike a residual one, does not play the VLA's chunks
+        vla_plays = trials is not None and trials.none_approved and getattr(self.model, "actor_mode", "") == "residual"
+        result = self._audition(trials) if vla_plays else self.evaluate(self.model)
         point = SelectionPoint(self.model.num_timesteps, self.budget.control_steps, self.budget.minutes, result)
         self.points.append(point)
         below = self.below_vla(result)

@@ -254,6 +254,13 @@ def test_the_actor_that_practises_plays_the_selection_states_until_one_is_handed
     assert np.array_equal(played[-1], practising)
 
 
+def test_an_untrained_direct_actor_is_not_taken_for_the_vla(tmp_path):
+    model = make(trial_share=0.5, actor_mode="direct")
+    model.learn(30)
+    callback = selection(model, lambda player: outcome(3), tmp_path)
+    assert callback.run().evaluation == outcome(3) and model.trials.none_approved
+
+
 def test_an_interrupt_while_the_practising_actor_plays_hands_nothing_out(tmp_path):
     model = make(trial_share=0.5, trial_window=50)
     model.learn(100)
@@ -264,7 +271,7 @@ def test_an_interrupt_while_the_practising_actor_plays_hands_nothing_out(tmp_pat
 
     with pytest.raises(KeyboardInterrupt):
         selection(model, interrupted, tmp_path).run()
-    assert np.array_equal(model.predict(obs)[0], obs["vla_ref"]) and model.trials.vla_plays
+    assert np.array_equal(model.predict(obs)[0], obs["vla_ref"]) and model.trials.none_approved
 
 
 def test_networks_that_are_put_back_end_the_running_trial(tmp_path):

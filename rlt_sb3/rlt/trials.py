@@ -69,8 +69,8 @@ class Trials:
         return np.random.random(self.n_envs) >= self.share
 
     @property
-    def vla_plays(self) -> bool:
-        """Whether no actor has been approved yet, so that the VLA's own chunks are what is handed out."""
+    def none_approved(self) -> bool:
+        """Whether there are trials and no actor has been approved yet: the untrained one is handed out."""
         return self.share > 0.0 and self.approvals == 0
 
     def no_noise(self) -> None:
