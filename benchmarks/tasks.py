@@ -96,8 +96,11 @@ def figure(runs: list[dict[str, Any]], path: Path) -> None:
     tasks = defaultdict(list)
     for run in runs:
         tasks[run["task"]].append(run["selection"])
-    fig, axes = plt.subplots(1, len(tasks), figsize=(4 * len(tasks), 3.2), sharey=True, squeeze=False)
-    for ax, (task, curves) in zip(axes[0], tasks.items(), strict=True):
+    lines = -(-len(tasks) // 2)
+    fig, axes = plt.subplots(lines, 2, figsize=(8, 3.2 * lines), sharey=True, squeeze=False)
+    for ax in axes.flat[len(tasks) :]:
+        ax.set_visible(False)
+    for ax, (task, curves) in zip(axes.flat, tasks.items(), strict=False):
         solved = [{0: c["vla"]} | dict(zip(c["chunks"], c["successes"], strict=True)) for c in curves]
         chunks = sorted(set.intersection(*map(set, solved)))  # a resumed run has one more, where it ended at first
         rates = np.array([[curve[at] for at in chunks] for curve in solved]) / curves[0]["n"]
@@ -107,7 +110,8 @@ def figure(runs: list[dict[str, Any]], path: Path) -> None:
         ax.plot(chunks, rates.mean(0), color="tab:blue", marker="o", label=f"RLT, {len(curves)} run(s)")
         ax.set(title=task, xlabel="action chunks of practice", ylim=(0, 1.02))
         ax.legend(loc="lower right", fontsize=7)
-    axes[0, 0].set_ylabel("selection states solved")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("selection states solved")
     fig.tight_layout()
     fig.savefig(path, dpi=120)
 
