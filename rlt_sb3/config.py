@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from rlt_sb3.imports import HOOKS
+
 #: Choices of ``algorithm`` and ``guard``.
 NAMES = ("rlt", "tqc")
 GUARDS = ("warn", "restore")
@@ -164,7 +166,7 @@ class TrainConfig:
                 raise ValueError(f"Unknown {name} {choice!r}; choose one of {', '.join(allowed)}.")
         if (self.video_every is not None or self.evaluation.videos) and self.env.render_mode is None:
             raise ValueError("Videos need env.render_mode 'rgb_array'; or set evaluation.videos and video_every off.")
-        hooks = [key for key in ("intervention", "critical_phase") if self.env.kwargs.get(key) is not None]
+        hooks = [key for key in HOOKS if self.env.kwargs.get(key) is not None]
         if self.algorithm == "tqc" and hooks:
             raise ValueError(
                 f"algorithm 'tqc' cannot learn with env.kwargs {' and '.join(hooks)}: it would store chunks that were "

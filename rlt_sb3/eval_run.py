@@ -126,10 +126,8 @@ def _play(
 def _play_in_parallel(config: EvalConfig, models: Models, n_states: int, split: str) -> dict[str, Evaluation]:
     """``max_parallel`` at a time, each with simulators of its own."""
     arguments = [config.run, "--split", split, "--n_states", str(n_states)]
-    if config.num_envs is not None:
-        arguments += ["--num_envs", str(config.num_envs)]
-    if config.device is not None:
-        arguments += ["--device", config.device]
+    for option, value in (("--num_envs", config.num_envs), ("--device", config.device)):
+        arguments += [] if value is None else [option, str(value)]
     files = {label: "vla" if file is None else str(file) for label, (_, file) in models.items()}
     results = evaluate_in_parallel(files, arguments, config.max_parallel, config.progress)
     return {label: replace(result, policy=models[label][0]) for label, result in results.items()}

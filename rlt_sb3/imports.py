@@ -62,6 +62,10 @@ def resolve_class(name: str, setting: str) -> type:
     return found
 
 
+#: Keyword arguments of an environment that are callables, which a configuration gives as "module:name".
+HOOKS = ("intervention", "critical_phase")
+
+
 def check_hooks(kwargs: dict[str, Any], setting: str) -> None:
     """
     Refuse hooks of packages that a configuration may not name: workers run them.
@@ -70,7 +74,7 @@ def check_hooks(kwargs: dict[str, Any], setting: str) -> None:
     :param setting: their name, for messages
     :raises ValueError: if one has another form than "module:name", is not allowed, or does not exist
     """
-    for key in ("intervention", "critical_phase"):
+    for key in HOOKS:
         name = kwargs.get(key)
         if isinstance(name, str):
             found = _look_up(name, f"{setting}.{key}", "'module:name' of a class or function")

@@ -14,6 +14,8 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, TensorBoardOutputFormat, filter_excluded_keys
 
+from rlt_sb3.common.chunks import executed_chunks
+
 #: Control steps per second of LIBERO.
 CONTROL_FREQUENCY = 20
 #: Names of the seven numbers of an action, in keys.
@@ -76,8 +78,9 @@ class MetricsCallback(BaseCallback):
             return
         reference = np.clip(last["vla_ref"], -1.0, 1.0)
         chosen = np.reshape(self.locals["actions"], reference.shape)
-        played = [_played(*of_env) for of_env in zip(chosen, reference, infos, strict=True)]
-        squared = (np.stack(played) - reference) ** 2
+        critical = np.array([info.get("critical_chunk", True) for info in infos], dtype=bool)
+        played = np.where(critical[:, None, None], chosen, reference)  # before the critical phase it is the VLA's
+        squared = (executed_chunks(played, infos) - reference) ** 2
         steps = np.array([info.get("chunk_steps", reference.shape[1]) for info in infos])
         mask = np.arange(reference.shape[1]) < steps[:, None]
         if not mask.any():
@@ -134,17 +137,6 @@ class MetricsCallback(BaseCallback):
         for rows, chunks, updates in state["stamps"]:
             self._stamp((rows, chunks, updates), 1)
         self._stored, self._last_updates = state["stored"], state["last_updates"]
-
-
-def _played(chosen: np.ndarray, reference: np.ndarray, info: dict[str, Any]) -> np.ndarray:
-    """
-    What one sub-environment played.
-
-    :param chosen: the policy's chunk (C, d)
-    :param reference: the VLA's, which is played before the critical phase
-    :param info: of the chunk; with interventions it has ``executed_actions``
-    """
-    return info.get("executed_actions", chosen if info.get("critical_chunk", True) else reference)
 
 
 class CSVWriter(KVWriter):

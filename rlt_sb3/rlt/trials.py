@@ -108,25 +108,26 @@ class Trials:
             self._elapsed[env] += infos[env].get("chunk_steps", 1)
             if not done:
                 continue
-            success, steps = succeeded(infos[env], rewards[env]), [int(self._elapsed[env])]
+            success, steps = succeeded(infos[env], rewards[env]), int(self._elapsed[env])
             if self.player[env] == "vla" and not self.noisy[env]:
                 self.vla.append(success)
-                self.vla_steps += steps * success
+                if success:
+                    self.vla_steps.append(steps)
             elif self.player[env] == "actor" and not self.noisy[env]:
                 self.recent.append(success)
-                if self.open:
-                    self.steps += steps * success
-                    approved |= self._judge(success)
+                approved |= self.open and self._judge(success, steps)
             self.player[env], self._elapsed[env] = "", 0
         if np.any(dones):
             self._noisy = np.where(dones, self._draw(), self.noisy)
         return approved
 
-    def _judge(self, success: bool) -> bool:
+    def _judge(self, success: bool, steps: int) -> bool:
         if not self.vla:  # nothing to beat yet
             self.open = False
             return False
         self.outcomes.append(success)
+        if success:
+            self.steps.append(steps)
         vla_rate = float(np.mean(self.vla))
         best = self.window - len(self.outcomes) + sum(self.outcomes)  # successes, if all that come are
         successes_can_tell = self._at_least(self.window) > vla_rate
