@@ -71,8 +71,8 @@ def _load(path: str) -> Any:
 def normalise(config_class: Any, args: Sequence[str]) -> list[str]:
     """
     Forms that people expect of a command line, as the parser takes them: ``--all-checkpoints`` for
-    ``--all_checkpoints true``, ``--merge a b`` for ``--merge '["a", "b"]'``, and ``--resume RUN``, which stands for the
-    run's own configuration as well.
+    ``--all_checkpoints true``, ``--merge a b`` for ``--merge '["a", "b"]'``, ``--tasks 0,1`` or ``--tasks 0 1`` for
+    ``--tasks '[0, 1]'``.
 
     :param config_class: the command's dataclass
     :param args: the rest of the command line
@@ -90,11 +90,14 @@ def normalise(config_class: Any, args: Sequence[str]) -> list[str]:
         following = bool(rest) and not rest[0].startswith("--")
         if types.get(key) == "bool" and not equals and (not following or rest[0] not in ("true", "false")):
             arg = f"--{key}=true"
-        elif types.get(key, "").startswith("list[str]") and not equals and following and rest[0][:1] not in "[":
+        elif types.get(key, "").startswith("list[") and not equals and following and rest[0][:1] not in "[":
             names = []
             while rest and not rest[0].startswith("--"):
                 names.append(rest.pop(0))
-            arg = f"--{key}={json.dumps(names)}"
+            if types[key].startswith("list[int]"):
+                arg = f"--{key}=[{','.join(names)}]"
+            else:
+                arg = f"--{key}={json.dumps(names)}"
             if key == "merge":
                 out.append("")  # no RUN
         else:

@@ -203,7 +203,8 @@ class EvalConfig:
 
     :param run: folder of the run (nothing with ``merge``)
     :param model: "best", "last", "vla", or the path of a saved model
-    :param n_states: initial states; ``None`` takes the run's own number
+    :param tasks: tasks of the suite, ``--tasks 0 1``, also such that the run was not trained on; ``None`` for the run's
+    :param n_states: initial states, of all tasks together; ``None`` takes the run's own number
     :param split: "eval" or "selection"; ``None`` for "eval", with ``all_checkpoints`` for "selection"
     :param num_envs: simulators; ``None`` takes the run's own number
     :param vla: show the frozen VLA on the same states beside it (played, unless the run has it)
@@ -218,6 +219,7 @@ class EvalConfig:
 
     run: str
     model: str = "best"
+    tasks: list[int] | None = None
     n_states: int | None = None
     split: str | None = None
     num_envs: int | None = None
@@ -240,6 +242,8 @@ class EvalConfig:
                 "max_parallel must be 1, or with all_checkpoints a larger number of processes, got "
                 f"{self.max_parallel}."
             )
+        if self.tasks is not None and len(set(self.tasks)) != max(len(self.tasks), 1):
+            raise ValueError(f"tasks must be one or more different numbers, for example --tasks 0 1, got {self.tasks}.")
         if self.all_checkpoints and self.shard is not None:
             raise ValueError(
                 "shard does not go with all_checkpoints, whose table has whole evaluations only; max_parallel shares "

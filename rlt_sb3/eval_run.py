@@ -46,13 +46,16 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
     check_split(split)
     if config.num_envs is not None:
         settings.env.num_envs = config.num_envs
+    if config.tasks is not None:
+        settings.env.task_ids = list(config.tasks)
     settings.env.render_mode = None
     n_states = config.n_states
     if n_states is None:
         n_states = settings.evaluation.selection_states if split == "selection" else settings.evaluation.n_states
     models = _models(config, run, settings)
     pairs = range(shard[0], n_states, shard[1])
-    vla = _known_vla(run, split, pairs) if config.vla and "vla" not in models else None
+    # with other tasks the same numbers are other states
+    vla = _known_vla(run, split, pairs) if config.vla and config.tasks is None and "vla" not in models else None
     wanted = dict(models)
     if config.vla and vla is None:
         wanted = {"vla": FROZEN_VLA} | models
@@ -78,10 +81,10 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
     }
     if vla is not None:
         data["vla"] = vla.to_dict()
-    suffix = ""
+    suffix = _tasks_suffix(config)
     if config.shard is not None:
         data["shard"] = [shard[0] + 1, shard[1]]
-        suffix = f"-{shard[0] + 1}of{shard[1]}"
+        suffix += f"-{shard[0] + 1}of{shard[1]}"
     path = Path(config.out) if config.out else run / f"eval-{label}-{split}{suffix}.json"
     _write(path, data)
     return result
@@ -126,7 +129,7 @@ def _play(
 def _play_in_parallel(config: EvalConfig, models: Models, n_states: int, split: str) -> dict[str, Evaluation]:
     """``max_parallel`` at a time, each with simulators of its own."""
     arguments = [config.run, "--split", split, "--n_states", str(n_states)]
-    for option, value in (("--num_envs", config.num_envs), ("--device", config.device)):
+    for option, value in (("--num_envs", config.num_envs), ("--device", config.device), ("--tasks", config.tasks)):
         arguments += [] if value is None else [option, str(value)]
     files = {label: "vla" if file is None else str(file) for label, (_, file) in models.items()}
     results = evaluate_in_parallel(files, arguments, config.max_parallel, config.progress)
@@ -172,6 +175,11 @@ def _known_vla(run: Path, split: str, pairs: range) -> Evaluation | None:
     if any(pair not in rows for pair in pairs):
         return None
     return Evaluation(FROZEN_VLA[0], split, [rows[pair] for pair in pairs])
+
+
+def _tasks_suffix(config: EvalConfig) -> str:
+    """Of the file's name: an evaluation of other tasks does not replace that of the run's."""
+    return "" if config.tasks is None else "-tasks-" + "-".join(map(str, config.tasks))
 
 
 def _merge(config: EvalConfig) -> Evaluation:
@@ -222,7 +230,7 @@ def _write_table(
     }
     if vla is not None:
         data["vla"] = vla.to_dict()
-    path = Path(config.out) if config.out else run / f"eval-checkpoints-{split}.json"
+    path = Path(config.out) if config.out else run / f"eval-checkpoints-{split}{_tasks_suffix(config)}.json"
     with replacing(path) as temporary:
         temporary.write_text(dumps(data))
     print("\n".join([*lines, f"written: {path}"]))

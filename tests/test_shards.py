@@ -100,6 +100,11 @@ def test_two_shards_on_libero_are_one_evaluation(tmp_path, capsys):
         assert merged[key] == whole[key], key
     assert set(whole["per_task"]) == {"1", "8"} and [part["n"] for part in whole["per_task"].values()] == [2, 2]
     assert whole["rows"] != whole["vla"]["rows"]
+    assert main([*common, "--tasks", "8", "--n_states", "2"]) == 0
+    alone = json.loads((tmp_path / "eval-best-eval-tasks-8.json").read_text())
+    for mine, all_tasks in ((alone, whole), (alone["vla"], whole["vla"])):
+        rows = [row for row in all_tasks["rows"] if row["task_id"] == 8]
+        assert [row | {"pair": 0} for row in mine["rows"]] == [row | {"pair": 0} for row in rows]
 
 
 def test_all_checkpoints(run, capsys):
@@ -197,6 +202,29 @@ def test_table_has_both_policies_and_every_task(run, capsys):
     assert evaluate_run(EvalConfig(run=str(run), progress=False)).rows == result.rows
 
 
+def test_tasks_are_chosen(run, by_module, capsys):
+    """The frozen VLA plays them, too: what the run has of it is of other states. Other files stay as they are."""
+    evaluate_run(EvalConfig(run=str(run), progress=False))
+    before = (run / "eval-best-eval.json").read_bytes()
+    for form in (["--tasks", "3,5"], ["--tasks", "3", "5"], ["--tasks=[3, 5]"]):
+        assert main(["eval", str(run), *form, "--n_states", "6", "--progress=false"]) == 0
+        path = run / "eval-best-eval-tasks-3-5.json"
+        data = json.loads(path.read_text())
+        path.unlink()
+        assert {task: part["n"] for task, part in data["per_task"].items()} == {"3": 3, "5": 3}
+        assert [row["task_id"] for row in data["vla"]["rows"]] == [3, 5] * 3
+    assert (run / "eval-best-eval.json").read_bytes() == before
+    command = ["eval", str(by_module), "--all-checkpoints", "--max-parallel", "2", "--tasks", "3", "5"]
+    assert main([*command, "--progress=false"]) == 0
+    table = json.loads((by_module / "eval-checkpoints-selection-tasks-3-5.json").read_text())
+    for entry in (table["vla"], *table["checkpoints"].values()):
+        assert [row["task_id"] for row in entry["rows"]] == [3, 5, 3, 5]
+    capsys.readouterr()
+    for bad in ("3,3", "[]"):
+        assert main(["eval", str(run), "--tasks", bad]) == 2
+        assert "tasks must be one or more different numbers" in capsys.readouterr().err
+
+
 def test_no_checkpoints(run, tmp_path):
     shutil.copytree(run, tmp_path / "old", ignore=shutil.ignore_patterns("checkpoints"))
     with pytest.raises(ValueError, match="has no checkpoints"):
@@ -209,6 +237,7 @@ def test_forms_of_the_command_line():
     ]  # fmt: skip
     assert normalise(EvalConfig, ["--vla", "false", "r"]) == ["--vla", "false", "r"]
     assert normalise(EvalConfig, ["--merge", "a", "b", "--out", "c"]) == ["", '--merge=["a", "b"]', "--out", "c"]
+    assert normalise(EvalConfig, ["r", "--tasks", "3,5", "8"]) == ["r", "--tasks=[3,5,8]"]
     assert parse_shard(None) == (0, 1) and parse_shard("2/3") == (1, 3)
     for bad in ("0/3", "3", "a/b", "1/2/3"):
         with pytest.raises(ValueError, match="shard must be k/n"):

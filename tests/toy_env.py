@@ -24,6 +24,7 @@ class ToyVectorEnv(gym.vector.VectorEnv):
         if suite == "unknown":
             raise ValueError(f"Unknown suite {suite!r}; choose one of ['toy'].")
         self.num_envs, self.n_states, self.render_mode = num_envs, n_states, render_mode
+        self.task_ids = task_ids or [7]
         self.metadata = {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.SAME_STEP}
         if self.fingerprint is not None:
             self.metadata["fingerprint"] = self.fingerprint
@@ -54,7 +55,7 @@ class ToyVectorEnv(gym.vector.VectorEnv):
         infos = {}
         for i in envs:
             entry = {
-                "task_id": 7,
+                "task_id": self.task_ids[self.pair[i] % len(self.task_ids)],
                 "init_index": int(self.pair[i] % self.n_states),
                 "episode_steps": int(2 * self.t[i]),
                 "is_success": bool(self.success[i]),
