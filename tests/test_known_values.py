@@ -20,6 +20,7 @@ from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT
 from rlt_sb3.algorithms import check_fits, load_model
 from rlt_sb3.checkpoints import write_checkpoint
+from rlt_sb3.rlt.policies import RLTFeatures
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -89,6 +90,46 @@ def test_values_of_a_chain(n_steps):
     model.train(gradient_steps=1200, batch_size=64)
     exact = np.array([GAMMA ** (sum(lengths[n:]) - 1) for n in range(len(lengths))])
     np.testing.assert_allclose(learned_q(model, range(len(lengths))), exact, rtol=0.05)
+
+
+@pytest.mark.parametrize("n_steps", [4, 100])
+def test_labels_of_success_become_monte_carlo_returns(n_steps):
+    """
+    C65: returns at least as long as the episodes. A row's target is gamma^(control steps before the success), counted
+    from where the row begins, or 0 after a failure; nothing is promised by the critics.
+    """
+    rng = np.random.default_rng(0)
+    model = value_model(n_steps=n_steps, replay_buffer_kwargs={"handle_timeout_termination": False})
+    wanted = {}
+    for episode in range(12):
+        lengths = [C] * int(rng.integers(0, 4)) + [int(rng.integers(1, C + 1))]
+        for number, k in enumerate(lengths):
+            last, label = number == len(lengths) - 1, episode % 3 != 0
+            rewards = np.zeros(C, np.float32)
+            rewards[k - 1] = float(last and label)
+            info = {"step_rewards": rewards, "chunk_steps": k, "TimeLimit.truncated": last and not label}
+            here = 10 * episode + number
+            obs, following = (state(model, n) | {"proprio": np.full((1, 8), n, np.float32)} for n in (here, here + 1))
+            chunk = rng.uniform(-1, 1, (1, C, D)).astype(np.float32)
+            model.replay_buffer.add(obs, following, chunk, np.array([rewards.sum()]), np.array([last]), [info])
+            wanted[here] = GAMMA ** (sum(lengths[number:]) - 1) * label
+    batch = model.replay_buffer.sample(400)
+    assert set(batch.observations["proprio"][:, 0].int().tolist()) == wanted.keys()
+    monte_carlo = [wanted[int(here)] for here in batch.observations["proprio"][:, 0]]
+    np.testing.assert_allclose(batch.rewards[:, 0], monte_carlo, rtol=1e-5)
+    np.testing.assert_allclose(model._targets(batch), monte_carlo, rtol=1e-5)
+
+
+def test_statistics_of_proprio_have_any_shape():
+    """C66: (P,) and (P, 1, 1) are the same, and what a formula says."""
+    rng = np.random.default_rng(0)
+    proprio, center, scale = rng.normal(size=(8, 8)), rng.normal(size=8), rng.uniform(0.5, 2, 8)
+    space = make_venv(1).observation_space
+    obs = {"z_rl": th.zeros(8, *space["z_rl"].shape), "proprio": th.as_tensor(proprio)}
+    for shape in ((8,), (8, 1), (1, 8), (8, 1, 1)):
+        statistics = (center.reshape(shape), scale.reshape(shape).tolist())
+        features = RLTFeatures(space, proprio_norm=statistics)(obs)
+        np.testing.assert_allclose(features[:, -8:], (proprio - center) / scale, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("handled", [True, False])

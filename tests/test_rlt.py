@@ -733,6 +733,7 @@ BAD = [
     (dict(replay_buffer_class=DictReplayBuffer), "ChunkReplayBuffer"),
     (dict(policy_kwargs=dict(features_extractor_kwargs=dict(proprio_norm="minmax"))), "proprio_norm"),
     (dict(policy_kwargs=dict(features_extractor_kwargs=dict(proprio_norm=([0.0], [1.0])))), "proprio_norm"),
+    (dict(policy_kwargs=dict(features_extractor_kwargs=dict(proprio_norm=([np.nan] * 8, [1.0] * 8)))), "proprio_norm"),
 ]  # fmt: skip
 
 

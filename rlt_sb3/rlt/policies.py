@@ -132,7 +132,8 @@ class RLTFeatures(BaseFeaturesExtractor):
 
     :param observation_space: Dict with ``z_rl`` (D,) and ``proprio`` (P,)
     :param token_input: False leaves ``z_rl`` out (ablation: proprio only)
-    :param proprio_norm: "auto" ("libero" if P is 8, else "none"), "libero", "none", or (centre, scale)
+    :param proprio_norm: "auto" ("libero" if P is 8, else "none"), "libero", "none", or (centre, scale), P
+        numbers each in any shape: (P,) or (P, 1, 1)
     :raises ValueError: for any other ``proprio_norm``
     """
 
@@ -157,16 +158,19 @@ class RLTFeatures(BaseFeaturesExtractor):
         super().__init__(observation_space, token_dim * token_input + (11 if rotation else size))
         self.rotation, self.token_input = rotation, token_input
         self.token_norm = nn.LayerNorm(token_dim, elementwise_affine=False)
+        given: tuple[Sequence[float], Sequence[float]] = ((0.0,) * size, (1.0,) * size)
         if self.rotation:
-            center: Sequence[float] = LIBERO_POSITION_CENTER + LIBERO_GRIPPER_CENTER
-            scale: Sequence[float] = LIBERO_POSITION_SCALE + LIBERO_GRIPPER_SCALE
-        else:
-            center, scale = ((0.0,) * size, (1.0,) * size) if isinstance(proprio_norm, str) else proprio_norm
-            if len(center) != size or len(scale) != size or any(value <= 0 for value in scale):
-                raise ValueError(f"proprio_norm needs {size} centres and {size} scales > 0, got {proprio_norm!r}.")
+            given = LIBERO_POSITION_CENTER + LIBERO_GRIPPER_CENTER, LIBERO_POSITION_SCALE + LIBERO_GRIPPER_SCALE
+        elif not isinstance(proprio_norm, str):
+            given = proprio_norm
+        # flat: (P, 1) would spread over the batch
+        center, scale = (th.as_tensor(numbers, dtype=th.float32).flatten() for numbers in given)
+        fits = self.rotation or len(center) == len(scale) == size
+        if not fits or not (center.isfinite() & (scale > 0)).all():
+            raise ValueError(f"proprio_norm needs {size} finite centres and {size} scales > 0, got {proprio_norm!r}.")
         # constants, rebuilt by the constructor: not part of the state dict
-        self.register_buffer("center", th.tensor(center, dtype=th.float32), persistent=False)
-        self.register_buffer("inverse_scale", 1.0 / th.tensor(scale, dtype=th.float32), persistent=False)
+        self.register_buffer("center", center.clone(), persistent=False)
+        self.register_buffer("inverse_scale", 1.0 / scale, persistent=False)
 
     def forward(self, observations: TensorDict) -> th.Tensor:
         """
