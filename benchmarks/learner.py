@@ -5,8 +5,10 @@ Gradient updates per second: RLT against Stable-Baselines3's TD3 on the same sha
     python benchmarks/learner.py --dims 2048 --batches 1024 --updates 20 --rounds 15
 
 "Equal work" means two critics of the same layers, no LayerNorm, float32, one actor and target update in two, the actor
-follows the first critic. The same with bfloat16 products in the critics stands beside it, and RLT as it comes: five
-critics with LayerNorm (float32). Times are CPU times of this process, so that other processes do not count.
+follows the first critic. "operations" is how many times as many floating-point operations TD3 needs for that, by
+PyTorch's own count: as fast as that RLT can be with the same matrix products. The same with bfloat16 products in the
+critics stands beside it, and RLT as it comes: five critics with LayerNorm (float32). Times are CPU times of this
+process, so that other processes do not count.
 """
 
 import argparse
@@ -17,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch as th
 from stable_baselines3 import TD3
+from torch.utils.flop_counter import FlopCounterMode
 
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT, GymnasiumVecEnv
@@ -64,6 +67,13 @@ def measure(models: dict[str, TD3], batch: int, updates: int, rounds: int) -> di
     return times
 
 
+def operations(model: TD3, batch: int, updates: int = 4) -> float:
+    """:return: floating-point operations of an update; ``updates`` is a multiple of the policy delay"""
+    with FlopCounterMode(display=False) as counter:
+        model.train(gradient_steps=updates, batch_size=batch)
+    return counter.get_total_flops() / updates
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dims", type=int, nargs="+", default=[192, 2048], help="widths of z_rl")
@@ -78,22 +88,28 @@ def main() -> None:
     th.set_num_threads(args.threads)
     print("updates per second of CPU time (median of rounds), ratio = RLT / TD3 of the same round\n")
     print(
-        "| z_rl | batch | TD3 | RLT, equal work | ratio (lowest to highest) | bfloat16 | ratio | as it comes | ratio |"
+        "| z_rl | batch | TD3 | RLT, equal work | ratio (lowest to highest) | operations | bfloat16 | ratio "
+        "| as it comes | ratio |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     results = []
     for dim in args.dims:
         for batch in args.batches:
-            times = measure(make_models(dim, batch, args.rows, args.device), batch, args.updates, args.rounds)
+            models = make_models(dim, batch, args.rows, args.device)
+            times = measure(models, batch, args.updates, args.rounds)
+            bound = operations(models["TD3"], batch) / operations(models["RLT"], batch)
             rates = {name: float(1.0 / np.median(values)) for name, values in times.items()}
             ratios = {name: np.array(times["TD3"]) / np.array(values) for name, values in times.items()}
             mid = {name: float(np.median(values)) for name, values in ratios.items()}
             spread = f"({ratios['RLT'].min():.2f} to {ratios['RLT'].max():.2f})"
             cells = [dim, batch, f"{rates['TD3']:.0f}", f"{rates['RLT']:.0f}", f"**{mid['RLT']:.2f}** {spread}"]
+            cells.append(f"{bound:.2f}")
             for name in ("bfloat16", "default"):
                 cells += [f"{rates[name]:.0f}", f"{mid[name]:.2f}"]
             print("|", " | ".join(map(str, cells)), "|", flush=True)
-            results.append({"dim": dim, "batch": batch, "updates_per_cpu_second": rates, "ratio": mid})
+            results.append(
+                {"dim": dim, "batch": batch, "updates_per_cpu_second": rates, "ratio": mid, "operations": bound}
+            )
     if args.out:
         Path(args.out).write_text(json.dumps({"arguments": vars(args), "results": results}, indent=2) + "\n")
 
