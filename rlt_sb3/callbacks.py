@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 
 from rlt_sb3.evaluation import Evaluation, compare
 from rlt_sb3.metrics import throughput
@@ -104,6 +106,8 @@ class SelectionCallback(BaseCallback):
     :param best_path: where the best model is saved
     :param on_point: called after each evaluation
     :param guard: "warn" leaves a policy below the VLA alone (``on_point`` tells), "restore" puts the best networks back
+    :param apart: evaluations have simulators of their own: training goes on after them as if they had not been, what it
+        averages for the log included
     """
 
     def __init__(
@@ -115,6 +119,7 @@ class SelectionCallback(BaseCallback):
         best_path: Path,
         on_point: Callable[[SelectionPoint], None] | None = None,
         guard: str = "warn",
+        apart: bool = False,
     ):
         super().__init__()
         self.evaluate = evaluate
@@ -124,6 +129,7 @@ class SelectionCallback(BaseCallback):
         self.best_path = best_path
         self.on_point = on_point
         self.guard = guard
+        self.apart = apart
         self.points: list[SelectionPoint] = []
         self.best: Evaluation | None = None
         self.best_chunks = 0
@@ -150,15 +156,21 @@ class SelectionCallback(BaseCallback):
 
     def run(self) -> SelectionPoint:
         """Evaluate now and keep the model if it is the best so far."""
-        trials = getattr(self.model, "trials", None)
-        # an untrained direct actor, unlike a residual one, does not play the VLA's chunks
-        vla_plays = trials is not None and trials.none_approved and getattr(self.model, "actor_mode", "") == "residual"
-        result = self._audition(trials) if vla_plays else self.evaluate(self.model)
-        point = SelectionPoint(self.model.num_timesteps, self.budget.control_steps, self.budget.minutes, result)
-        self.points.append(point)
+        with set_aside(self.logger) if self.apart else nullcontext():
+            result = self._play()
+            point = SelectionPoint(self.model.num_timesteps, self.budget.control_steps, self.budget.minutes, result)
+            self.points.append(point)
+            if self.best is None or _order(result) >= _order(self.best):
+                self.keep(result)
+            self._log(result)
+        if self.guard == "restore" and self.below_vla(result):
+            self.restore()
+        if self.on_point is not None:
+            self.on_point(point)
+        return point
+
+    def _log(self, result: Evaluation) -> None:
         below = self.below_vla(result)
-        if self.best is None or _order(result) >= _order(self.best):
-            self.keep(result)
         paired = compare(self.baseline, result)
         self.logger.record("selection/success_rate", result.rate)
         self.logger.record("selection/vla_success_rate", self.baseline.rate)
@@ -173,12 +185,13 @@ class SelectionCallback(BaseCallback):
             self.logger.record("selection/steps_to_success", result.steps_to_success)
         if self.guard == "restore":
             self.logger.record("selection/restored", float(below))
-            if below:
-                self.restore()
         self.logger.dump(self.model.num_timesteps)
-        if self.on_point is not None:
-            self.on_point(point)
-        return point
+
+    def _play(self) -> Evaluation:
+        trials = getattr(self.model, "trials", None)
+        # an untrained direct actor, unlike a residual one, does not play the VLA's chunks
+        vla_plays = trials is not None and trials.none_approved and getattr(self.model, "actor_mode", "") == "residual"
+        return self._audition(trials) if vla_plays else self.evaluate(self.model)
 
     def _audition(self, trials: Any) -> Evaluation:
         """Hand out the actor that practises if it beats the VLA; evaluation of what is handed out then."""
@@ -225,13 +238,14 @@ class SafePointCallback(BaseCallback):
     Everything that may only happen between two rollouts: selection evaluations, checkpoints, stopping after Ctrl-C.
 
     At the start of a rollout every transition has been stored and every update done. Evaluation uses the simulators of
-    training, and a checkpoint cannot hold the state of a simulator, so after either of them new training episodes
-    begin: the run that goes on and the run that is resumed from the checkpoint do the same.
+    training (unless it has its own), and a checkpoint cannot hold the state of a simulator, so after either of them new
+    training episodes begin: the run that goes on and the run that is resumed from the checkpoint do the same.
 
     :param selection: asked whether an evaluation is due
     :param restart: starts new training episodes and returns their first observations; its argument counts the restarts
-    :param save: writes a checkpoint
+    :param save: writes a checkpoint; ``save(resumable=False)`` one for evaluation only
     :param save_every: chunks between two checkpoints; None for those after selection evaluations only
+    :param apart: evaluations have simulators of their own: training goes on after them as if they had not been
     :param check_interrupt: raises ``KeyboardInterrupt`` when the run is to stop
     """
 
@@ -239,8 +253,9 @@ class SafePointCallback(BaseCallback):
         self,
         selection: SelectionCallback,
         restart: Callable[[int], Any],
-        save: Callable[[], Any],
+        save: Callable[..., Any],
         save_every: int | None = None,
+        apart: bool = False,
         check_interrupt: Callable[[], None] = lambda: None,
     ):
         super().__init__()
@@ -248,6 +263,7 @@ class SafePointCallback(BaseCallback):
         self.restart = restart
         self.save = save
         self.save_every = save_every
+        self.apart = apart
         self.check_interrupt = check_interrupt
         self.restarts = 0
         self.saved = 0  # chunks at the last checkpoint
@@ -261,9 +277,11 @@ class SafePointCallback(BaseCallback):
             due = self.selection.due
             if due:
                 self.selection.run()
-            if due or self._save_due:
+            if self._save_due or (due and not self.apart):
                 self.begin_episodes()
                 self.checkpoint()
+            elif due:
+                self.save(resumable=False)
         except KeyboardInterrupt:
             self.finish()
             raise
@@ -288,6 +306,23 @@ class SafePointCallback(BaseCallback):
         if self.saved < self.model.num_timesteps:
             self.restarts += 1
             self.checkpoint()
+
+
+@contextmanager
+def set_aside(logger: Logger) -> Iterator[None]:
+    """
+    Log a row of its own: values that are being averaged come back afterwards.
+
+    :param logger: of Stable-Baselines3
+    """
+    pending = {name: getattr(logger, name).copy() for name in ("name_to_value", "name_to_count", "name_to_excluded")}
+    for name in pending:
+        getattr(logger, name).clear()
+    try:
+        yield
+    finally:
+        for name, values in pending.items():
+            setattr(logger, name, values)
 
 
 def _order(evaluation: Evaluation) -> tuple[int, float]:

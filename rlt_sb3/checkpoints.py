@@ -109,7 +109,7 @@ def find_checkpoint(path: Path) -> tuple[Path, Checkpoint | None]:
     return path, found[-1] if found else None
 
 
-def write_checkpoint(run: Path, model: Any, state: dict[str, Any], keep: int = 2) -> Checkpoint:
+def write_checkpoint(run: Path, model: Any, state: dict[str, Any], keep: int = 2, resumable: bool = True) -> Checkpoint:
     """
     Save a run: model, optimisers, replay buffer, state. Nothing is visible before everything is on the disk.
 
@@ -117,6 +117,7 @@ def write_checkpoint(run: Path, model: Any, state: dict[str, Any], keep: int = 2
     :param model: model of Stable-Baselines3
     :param state: plain data for JSON
     :param keep: checkpoints that keep their replay buffer; of older ones the model stays, for evaluation
+    :param resumable: False leaves the replay buffer out from the start
     :return: the checkpoint
     :raises CheckpointError: if it cannot be written (full disk); older checkpoints are untouched then
     """
@@ -127,9 +128,10 @@ def write_checkpoint(run: Path, model: Any, state: dict[str, Any], keep: int = 2
     try:
         temporary.mkdir(parents=True)
         model.save(temporary / MODEL)
-        model.save_replay_buffer(temporary / BUFFER)
+        if resumable:
+            model.save_replay_buffer(temporary / BUFFER)
         (temporary / STATE).write_text(json.dumps(state))
-        digests = {name: _sha256(temporary / name) for name in (MODEL, BUFFER, STATE)}
+        digests = {name: _sha256(temporary / name) for name in (MODEL, BUFFER, STATE) if (temporary / name).exists()}
         (temporary / MANIFEST).write_text(json.dumps({"format": FORMAT, "sha256": digests}))
         if final.exists():  # a resumed run passes here again
             os.replace(final, old)

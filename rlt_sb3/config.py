@@ -72,6 +72,9 @@ class EvalSettings:
     :param selection_every: chunks between two selection evaluations
     :param videos: write before.mp4 and after.mp4
     :param record_states: how many of the held-out states are filmed, to choose the videos from
+    :param num_envs: so many simulators for the evaluations alone: training does not notice them, and is cut only every
+        ``save_every`` chunks, for a checkpoint. None: the simulators of training play them, which costs no memory, and
+        new training episodes begin after each
     """
 
     n_states: int = 50
@@ -79,6 +82,7 @@ class EvalSettings:
     selection_every: int = 1000
     videos: bool = True
     record_states: int = 6
+    num_envs: int | None = None
 
 
 @dataclass
@@ -146,6 +150,7 @@ class TrainConfig:
             "evaluation.n_states": self.evaluation.n_states,
             "evaluation.selection_states": self.evaluation.selection_states,
             "evaluation.selection_every": self.evaluation.selection_every,
+            "evaluation.num_envs": self.evaluation.num_envs,
             "total_chunks": self.total_chunks,
             "total_control_steps": self.total_control_steps,
             "save_every": self.save_every,
@@ -157,6 +162,11 @@ class TrainConfig:
         for key, value in at_least_one.items():
             if value is not None and value < 1:
                 raise ValueError(f"{key} must be at least 1, got {value}.")
+        if self.evaluation.num_envs is not None and self.save_every is None:
+            raise ValueError(
+                "evaluation.num_envs needs save_every, for example 1000: with simulators of their own, evaluations "
+                "leave training alone, and it is not saved there."
+            )
         if self.max_minutes is not None and self.max_minutes <= 0:
             raise ValueError(f"max_minutes must be positive (or left out for no limit), got {self.max_minutes}.")
         if not self.name or Path(self.name).name != self.name:

@@ -49,6 +49,7 @@ class Training:
             config.total_chunks, config.total_control_steps, config.max_minutes, on_progress=run.progress.set_fraction
         )
         self.metrics = MetricsCallback()
+        apart = run.eval_env is not run.env
         self.videos: VideoCallback | None = None
         if config.video_every is not None:
             self.videos = VideoCallback(run.files.path / "videos", config.video_every)
@@ -60,9 +61,15 @@ class Training:
             run.files.path / "best_model.zip",
             self._on_point,
             config.guard,
+            apart,
         )
         self.safe_points = SafePointCallback(
-            self.selection, self._restart, self._save, config.save_every, run.interrupt.check
+            self.selection,
+            self._restart,
+            self._save,
+            config.save_every,
+            apart,
+            run.interrupt.check,
         )
         self.callbacks: list[BaseCallback] = [self.budget, self.metrics, self.safe_points, self.selection]
         if self.videos is not None:
@@ -94,7 +101,7 @@ class Training:
         """The untrained model; it is a checkpoint, too."""
         for callback in (self.selection, self.safe_points):
             callback.init_callback(self.model)
-        if starts_at_the_vla(as_predictor(self.config.algorithm, self.model), self.run.env):
+        if starts_at_the_vla(as_predictor(self.config.algorithm, self.model), self.run.eval_env):
             # The untrained model is the frozen VLA: the best one can never be worse than it on the selection states.
             self.selection.keep(self.baseline)
         elif self.algorithm.starts_at_vla:
@@ -134,8 +141,8 @@ class Training:
 
     # ---------------------------------------------------------------- state
 
-    def _save(self) -> None:
-        write_checkpoint(self.run.files.path, self.model, self._state(), self.config.keep_checkpoints)
+    def _save(self, resumable: bool = True) -> None:
+        write_checkpoint(self.run.files.path, self.model, self._state(), self.config.keep_checkpoints, resumable)
 
     def _state(self) -> dict[str, Any]:
         logger, best = self.model.logger, self.selection.best

@@ -13,10 +13,10 @@ import numpy as np
 
 from rlt_sb3.algorithms import ALGORITHMS, as_predictor, check_settings, get_algorithm, load_model
 from rlt_sb3.checkpoints import Checkpoint, find_checkpoint, later_checkpoints, resumable_checkpoints
-from rlt_sb3.config import EnvConfig, TrainConfig, load_config, save_config
+from rlt_sb3.config import TrainConfig, load_config, save_config
+from rlt_sb3.environment import check_device, make_env
 from rlt_sb3.evaluation import Comparison, Evaluation, PolicyFn, Predictor, StateResult, as_policy, compare, evaluate
 from rlt_sb3.fingerprint import check_run
-from rlt_sb3.imports import check_hooks, check_import
 from rlt_sb3.interrupt import Interrupt
 from rlt_sb3.progress import Progress
 from rlt_sb3.run_dir import RunDir, machine
@@ -50,51 +50,12 @@ class TrainResult:
     selection: list[SelectionPoint]
 
 
-def make_env(config: EnvConfig, split: str, seed: int) -> gym.vector.VectorEnv:
-    """The run's vector environment. Its workers serve training and every evaluation.
-
-    :param config: the environment's settings
-    :param split: the initial states to begin with
-    :param seed: seed of the training initial states
-    :raises ValueError: if there is no such environment
-    """
-    import gymnasium as gym
-
-    if ":" in config.id:  # Gymnasium imports what stands before the colon
-        check_import(config.id.split(":")[0], "env.id")
-    check_hooks(config.kwargs, "env.kwargs")
-    kwargs = config.make_kwargs()
-    if kwargs.get("render_mode") is None:
-        kwargs.pop("render_mode", None)
-    try:
-        return gym.make_vec(config.id, num_envs=kwargs.pop("num_envs"), init_states=split, seed=seed, **kwargs)
-    except gym.error.Error as error:
-        raise ValueError(f"env.id {config.id!r} cannot be made: {error}") from error
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that torch cannot use, before anything is loaded.
-
-    :raises ValueError: names the device and what there is
-    """
-    import torch
-
-    if device == "auto":
-        return
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        have = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-        raise ValueError(
-            f"Device {device!r} cannot be used here ({str(error).splitlines()[0]}); there is {have}."
-        ) from error
-
-
 class Run:
     """What the phases of a run share.
 
     :param config: its settings
-    :param env: the vector environment that serves them all
+    :param env: the vector environment of training
+    :param eval_env: that of the evaluations; the same, or one with simulators of its own
     :param files: its folder
     :param progress: its progress bar
     :param interrupt: asked between chunks whether to stop
@@ -105,13 +66,14 @@ class Run:
         self,
         config: TrainConfig,
         env: gym.vector.VectorEnv,
+        eval_env: gym.vector.VectorEnv,
         files: RunDir,
         progress: Progress,
         interrupt: Interrupt,
         data: dict[str, Any] | None = None,
     ):
         self.config = config
-        self.env = env
+        self.env, self.eval_env = env, eval_env
         self.files = files
         self.progress = progress
         self.interrupt = interrupt
@@ -152,7 +114,7 @@ class Run:
             self.progress.advance(1.0)
 
         return evaluate(
-            checked, self.env, n_states, split=split, name=name, on_episode=on_episode, record_states=record_states
+            checked, self.eval_env, n_states, split=split, name=name, on_episode=on_episode, record_states=record_states
         )
 
     def vla(self, split: str, key: str, phase: str) -> Evaluation:
@@ -201,14 +163,17 @@ def train(config: TrainConfig) -> TrainResult:
         import_wandb()
     folder, checkpoint, data = _resumed(config)
     torch.set_num_threads(config.torch_threads)
-    env = make_env(config.env, "eval", config.seed)
+    env = eval_env = make_env(config.env, "eval", config.seed)
     progress = Progress(enabled=config.progress)
     with Interrupt() as interrupt:
         try:
             if folder is not None and data is not None:
                 check_run(folder, data.get("fingerprint"), env.metadata.get("fingerprint"))
+            if config.evaluation.num_envs is not None:
+                more = replace(config.env, num_envs=config.evaluation.num_envs)
+                eval_env = make_env(more, "eval", config.seed, like=env)
             files = RunDir.create(Path(config.out) / config.name) if folder is None else RunDir(folder)
-            run = Run(config, env, files, progress, interrupt, data)
+            run = Run(config, env, eval_env, files, progress, interrupt, data)
             save_config(config, files.path / "config.yaml")
             _plan(progress, config, GUESSED_CHUNKS)
             progress.say(f"Run {files.path}: {config.env.id}, {config.env.num_envs} simulators, seed {config.seed}")
@@ -222,6 +187,8 @@ def train(config: TrainConfig) -> TrainResult:
         finally:
             progress.close()
             env.close()
+            if eval_env is not env:
+                eval_env.close()
     write_report(files.path)
     print(summary(run.data))
     print(f"\nEverything is in {files.path}; open {files.path / 'report.html'}")

@@ -15,11 +15,12 @@ from rlt_sb3 import RLT, GymnasiumVecEnv
 from rlt_sb3.algorithms import ALGORITHMS, get_algorithm, load_model
 from rlt_sb3.cli import main
 from rlt_sb3.config import NAMES, EnvConfig, EvalConfig, EvalSettings, ReportConfig
+from rlt_sb3.environment import make_env
 from rlt_sb3.eval_run import evaluate_run
 from rlt_sb3.flat_actions import FlatActions, WholeChunkReplayBuffer
 from rlt_sb3.imports import check_hooks, check_import, resolve_class, resolve_classes
 from rlt_sb3.report import report, write_report
-from rlt_sb3.train import make_env, train
+from rlt_sb3.train import train
 
 
 def test_registry(tmp_path):

@@ -96,6 +96,41 @@ def test_shipped_recipe_is_resumed(tmp_path, monkeypatch):
     assert 0 < np.nanmax(metrics["rollout/candidates"][before]) < np.nanmax(metrics["rollout/candidates"][after])
 
 
+def test_training_does_not_notice_evaluations_with_simulators_of_their_own(tmp_path, monkeypatch):
+    """C34, C77: the same networks and rows of metrics.csv as without them; and a run that dies goes on the same way."""
+    from rlt_sb3.callbacks import BudgetCallback
+
+    apart = EvalSettings(4, 4, 50, videos=False, num_envs=3)
+    with_them = train(config_of_whole(tmp_path, name="with", evaluation=apart)).run
+    never = EvalSettings(4, 4, 10**6, videos=False, num_envs=3)
+    without = train(config_of_whole(tmp_path, name="without", evaluation=never)).run
+
+    def training(run):
+        rows = [row for row in without_clocks(run / "metrics.csv") if "rollout/success_rate" in row]
+        return [{key: value for key, value in row.items() if not key.startswith("selection/")} for row in rows]
+
+    assert len(training(with_them)) > 10 and training(with_them) == training(without)
+    assert same(parameters(with_them / "model.zip", "rlt"), parameters(without / "model.zip", "rlt"))
+    assert [len(read_evaluations(run)["selection"]) for run in (with_them, without)] == [4, 1]
+
+    original = BudgetCallback._on_step
+
+    def die(self):
+        if self.num_timesteps == 110:
+            raise RuntimeError("out of memory")
+        return original(self)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
+        patch.setattr(BudgetCallback, "_on_step", die)
+        train(config_of_whole(tmp_path, name="two", evaluation=apart))
+    two = tmp_path / "two"
+    assert find_checkpoint(two)[1].chunks == 80  # not 100, which is of an evaluation
+    resume(two)
+    assert_same_run(with_them, two)
+    assert (two / "best_model.zip").exists()
+    assert same(parameters(with_them / "best_model.zip", "rlt"), parameters(two / "best_model.zip", "rlt"))
+
+
 def test_schedules_fire_at_crossings(whole):
     # 7 environments: num_timesteps never meets a multiple of 40 by chance
     names = [c.chunks for c in all_checkpoints(whole)]

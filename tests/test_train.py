@@ -11,12 +11,14 @@ import toy_env
 import yaml
 from run_helpers import small
 
+from rlt_sb3.checkpoints import all_checkpoints
 from rlt_sb3.config import EnvConfig, EvalConfig, EvalSettings, load_config, save_config
+from rlt_sb3.environment import make_env
 from rlt_sb3.eval_run import evaluate_run
 from rlt_sb3.evaluation import Evaluation
 from rlt_sb3.report import read_metrics
 from rlt_sb3.run_dir import RunDir, replacing
-from rlt_sb3.train import make_env, train
+from rlt_sb3.train import train
 
 
 @pytest.fixture
@@ -79,6 +81,48 @@ def test_training_and_evaluation_stay_apart(tmp_path, spied):
     # Coming back to training starts other training states each time.
     seeds = [tuple(s) for s, split in zip(env.seeds, env.splits, strict=True) if split == "train"]
     assert len(seeds) == 3 and len(set(seeds)) == 3
+
+
+def test_evaluations_with_simulators_of_their_own(tmp_path, spied):
+    """Three of them; training's two never leave the training states, and start again at checkpoints only."""
+    settings = EvalSettings(6, 4, 40, record_states=3, num_envs=3)
+    result = train(small(tmp_path, evaluation=settings, save_every=60))
+    practice, evaluations = spied
+    assert (practice.num_envs, evaluations.num_envs) == (2, 3)
+    assert practice.closed_workers and evaluations.closed_workers
+    assert set(practice.split_of_steps) == {"train"} and len(practice.split_of_steps) == 50
+    assert [split for split in practice.splits if split is not None] == ["train"] * 2  # at the start and at 60
+    assert set(evaluations.splits) == {"eval", "selection"}
+    assert [point.chunks for point in result.selection] == [40, 80, 100]
+    found = {c.chunks: c.resumable for c in all_checkpoints(result.run)}
+    assert found == {0: False, 40: False, 60: True, 80: False, 100: True}
+    # what shares the simulators of training sees the same
+    shared = train(small(tmp_path, name="shared", evaluation=replace(settings, num_envs=None)))
+    assert shared.vla.rows == result.vla.rows
+    with pytest.raises(ValueError, match=r"evaluation\.num_envs needs save_every, for example 1000"):
+        train(small(tmp_path, evaluation=settings))
+    assert len(spied) == 3
+
+
+@pytest.mark.sim
+def test_both_have_the_same_frozen_networks():
+    """A VLA of billions of weights is not loaded twice; simulators are, and do not disturb each other."""
+    config = EnvConfig(num_envs=1, suite="libero_goal", task_ids=[1], assets="embedded", render_mode=None)
+    practice = make_env(config, "train", 0)
+    evaluations = make_env(replace(config, num_envs=2), "selection", 0, like=practice)
+    try:
+        assert evaluations.vla is practice.vla and evaluations.encoder is practice.encoder
+        assert evaluations.metadata["fingerprint"] == practice.metadata["fingerprint"]
+        before = practice.reset(seed=3)[0]
+        assert len(evaluations.reset(options={"init_states": "eval"})[0]["z_rl"]) == 2
+        evaluations.step(np.zeros(evaluations.action_space.shape, np.float32))
+        after = practice.step(before["vla_ref"])[0]
+        practice.reset(seed=3)
+        for key, value in practice.step(before["vla_ref"])[0].items():
+            np.testing.assert_array_equal(value, after[key])
+    finally:
+        practice.close()
+        evaluations.close()
 
 
 def test_no_return_crosses_an_evaluation(tmp_path, monkeypatch):
