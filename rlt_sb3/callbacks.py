@@ -245,7 +245,6 @@ class SafePointCallback(BaseCallback):
     :param restart: starts new training episodes and returns their first observations; its argument counts the restarts
     :param save: writes a checkpoint; ``save(resumable=False)`` one for evaluation only
     :param save_every: chunks between two checkpoints; None for those after selection evaluations only
-    :param apart: evaluations have simulators of their own: training goes on after them as if they had not been
     :param check_interrupt: raises ``KeyboardInterrupt`` when the run is to stop
     """
 
@@ -255,7 +254,6 @@ class SafePointCallback(BaseCallback):
         restart: Callable[[int], Any],
         save: Callable[..., Any],
         save_every: int | None = None,
-        apart: bool = False,
         check_interrupt: Callable[[], None] = lambda: None,
     ):
         super().__init__()
@@ -263,7 +261,6 @@ class SafePointCallback(BaseCallback):
         self.restart = restart
         self.save = save
         self.save_every = save_every
-        self.apart = apart
         self.check_interrupt = check_interrupt
         self.restarts = 0
         self.saved = 0  # chunks at the last checkpoint
@@ -277,7 +274,7 @@ class SafePointCallback(BaseCallback):
             due = self.selection.due
             if due:
                 self.selection.run()
-            if self._save_due or (due and not self.apart):
+            if self._save_due or (due and not self.selection.apart):
                 self.begin_episodes()
                 self.checkpoint()
             elif due:

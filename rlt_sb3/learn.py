@@ -49,7 +49,6 @@ class Training:
             config.total_chunks, config.total_control_steps, config.max_minutes, on_progress=run.progress.set_fraction
         )
         self.metrics = MetricsCallback()
-        apart = run.eval_env is not run.env
         self.videos: VideoCallback | None = None
         if config.video_every is not None:
             self.videos = VideoCallback(run.files.path / "videos", config.video_every)
@@ -61,15 +60,10 @@ class Training:
             run.files.path / "best_model.zip",
             self._on_point,
             config.guard,
-            apart,
+            apart=run.eval_env is not run.env,
         )
         self.safe_points = SafePointCallback(
-            self.selection,
-            self._restart,
-            self._save,
-            config.save_every,
-            apart,
-            run.interrupt.check,
+            self.selection, self._restart, self._save, config.save_every, run.interrupt.check
         )
         self.callbacks: list[BaseCallback] = [self.budget, self.metrics, self.safe_points, self.selection]
         if self.videos is not None:

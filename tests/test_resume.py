@@ -46,6 +46,22 @@ def config_of_whole(out, **changes):
     return quick(out, **{"total_chunks": 200, "save_every": 40, "evaluation": evaluation} | changes)
 
 
+def train_until_it_dies(config, chunks, monkeypatch):
+    """A run that breaks off after so many chunks, between two checkpoints."""
+    from rlt_sb3.callbacks import BudgetCallback
+
+    original = BudgetCallback._on_step
+
+    def die(self):
+        if self.num_timesteps == chunks:
+            raise RuntimeError("out of memory")
+        return original(self)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
+        patch.setattr(BudgetCallback, "_on_step", die)
+        train(config)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run without a break."""
@@ -67,24 +83,13 @@ def test_200_is_100_plus_100(tmp_path, whole, algorithm):
 
 def test_shipped_recipe_is_resumed(tmp_path, monkeypatch):
     """Trials, a schedule of the pull, units of action, time-outs as failures: a run that dies on its way goes on."""
-    from rlt_sb3.callbacks import BudgetCallback
-
     recipe = load_config(ROOT / "examples" / "configs" / "demo.yaml").rlt
     settings = recipe | SMALL_RLT | {"trial_window": 4, "policy_kwargs": {"net_arch": [16]}}
     assert settings["trial_share"] and isinstance(settings["bc_coef"], dict) and settings["action_scale"]
     assert settings["replay_buffer_kwargs"] == {"handle_timeout_termination": False}
     one = train(config_of_whole(tmp_path, name="one", rlt=settings)).run
 
-    original = BudgetCallback._on_step
-
-    def die(self):
-        if self.num_timesteps == 70:
-            raise RuntimeError("out of memory")
-        return original(self)
-
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
-        patch.setattr(BudgetCallback, "_on_step", die)
-        train(config_of_whole(tmp_path, name="two", rlt=settings))
+    train_until_it_dies(config_of_whole(tmp_path, name="two", rlt=settings), 70, monkeypatch)
     two = tmp_path / "two"
     assert find_checkpoint(two)[1].chunks == 50
     resume(two)
@@ -98,8 +103,6 @@ def test_shipped_recipe_is_resumed(tmp_path, monkeypatch):
 
 def test_training_does_not_notice_evaluations_with_simulators_of_their_own(tmp_path, monkeypatch):
     """C34, C77: the same networks and rows of metrics.csv as without them; and a run that dies goes on the same way."""
-    from rlt_sb3.callbacks import BudgetCallback
-
     apart = EvalSettings(4, 4, 50, videos=False, num_envs=3)
     with_them = train(config_of_whole(tmp_path, name="with", evaluation=apart)).run
     never = EvalSettings(4, 4, 10**6, videos=False, num_envs=3)
@@ -113,16 +116,7 @@ def test_training_does_not_notice_evaluations_with_simulators_of_their_own(tmp_p
     assert same(parameters(with_them / "model.zip", "rlt"), parameters(without / "model.zip", "rlt"))
     assert [len(read_evaluations(run)["selection"]) for run in (with_them, without)] == [4, 1]
 
-    original = BudgetCallback._on_step
-
-    def die(self):
-        if self.num_timesteps == 110:
-            raise RuntimeError("out of memory")
-        return original(self)
-
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
-        patch.setattr(BudgetCallback, "_on_step", die)
-        train(config_of_whole(tmp_path, name="two", evaluation=apart))
+    train_until_it_dies(config_of_whole(tmp_path, name="two", evaluation=apart), 110, monkeypatch)
     two = tmp_path / "two"
     assert find_checkpoint(two)[1].chunks == 80  # not 100, which is of an evaluation
     resume(two)
