@@ -28,6 +28,8 @@ class CollectConfig:
     :param out: Folder for one ``<suite>_<task>.hdf5`` per task.
     :param noise: Disturbances of the expert's motion, as a share of the action range; the recorded action is the
         expert's own, undisturbed one, so that demonstrations contain recoveries (DART, arXiv 1703.09327).
+    :param speed: Greatest length of the position part of the expert's actions, in (0, 1]. Human demonstrations are
+        slower than the expert's 0.9.
     :param assets: As for ``LIBERO-v0``, likewise ``image_size`` and ``render``.
     :param num_envs: Worker processes.
     :param seed: Seed of initial states and disturbances.
@@ -38,6 +40,7 @@ class CollectConfig:
     demos: int = 50
     out: str = "demos"
     noise: float = 0.3
+    speed: float = 0.9
     assets: str = "auto"
     image_size: int = 128
     render: str = "fast"
@@ -48,6 +51,10 @@ class CollectConfig:
         get_tasks(self.suite, self.task_ids)
         if self.demos < 1:
             raise ValueError(f"demos is {self.demos}; it must be at least 1")
+        if not 0.0 <= self.noise <= 1.0:
+            raise ValueError(f"noise is {self.noise}; it must lie in [0, 1]: it is a share of the action range")
+        if not 0.0 < self.speed <= 1.0:
+            raise ValueError(f"speed is {self.speed}; it must lie in (0, 1]: it is a share of the action range")
 
 
 def collect(config: CollectConfig) -> list[Path]:
@@ -108,6 +115,7 @@ def _record(
                 "index": index,
                 "seed": index + 100_000 * config.seed,
                 "noise": config.noise,
+                "speed": config.speed,
                 "max_steps": SUITE_HORIZONS[config.suite],
             },
         }

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Rebuild the shipped weights from nothing: demonstrations -> MiniVLA -> RL token, for two suites (about 40 minutes on two cores).
+# Rebuild the shipped weights from nothing: demonstrations -> MiniVLA -> RL token, three times (about 45 minutes on two cores).
 # The policies are middling on purpose: 230 steps leave 13 of 24 selection states of libero_goal 1, 300 steps 6 to 11 of 12 of the
-# tasks of libero_spatial; 800 steps on 12 demonstrations a task solved 20 of 20. Short training and not few demonstrations makes
-# them weak: one from three demonstrations falls apart under the smallest noise, which no real VLA does.
+# tasks of libero_spatial, 172 steps on slow demonstrations 16 of 24 of libero_goal 8; 800 steps on 12 demonstrations a task
+# solved 20 of 20. Short training and not few demonstrations makes them weak: one from three demonstrations falls apart under the
+# smallest noise, which no real VLA does.
 #   scripts/build_weights.sh [FOLDER]     FOLDER keeps the demonstrations (default: build/weights)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -11,9 +12,10 @@ work="${1:-build/weights}"
 weights=rlt_gym/weights
 mkdir -p "$weights"
 
-# build SUITE TASKS STEPS DEMOS SUFFIX SIMULATORS STATES
+# build SUITE TASKS STEPS DEMOS SUFFIX SIMULATORS STATES SPEED
 build() {
-    "$rlt" collect --suite "$1" --task_ids "$2" --demos 20 --noise 0.3 --assets embedded --num_envs "$6" --out "$work/$4"
+    "$rlt" collect --suite "$1" --task_ids "$2" --demos 20 --noise 0.3 --speed "$8" --assets embedded --num_envs "$6" \
+        --out "$work/$4"
     "$rlt" train-vla --demos "[$work/$4]" --output "$work/mini_vla$5.safetensors" --steps "$3" --held_out 0 \
         --eval_states "$7" --assets embedded
     "$rlt" pretrain-token --demos "[$work/$4]" --vla "$work/mini_vla$5.safetensors" \
@@ -21,5 +23,6 @@ build() {
     cp "$work"/mini_vla"$5".{safetensors,json} "$work"/mini_rl_token"$5".{safetensors,json} "$weights/"
 }
 
-build libero_goal '[1, 2, 4, 6, 8]' 230 demos "" 2 24
-build libero_spatial '[0, 2, 5, 6, 8]' 300 spatial _spatial 1 12
+build libero_goal '[1, 2, 4, 6, 8]' 230 demos "" 2 24 0.9
+build libero_spatial '[0, 2, 5, 6, 8]' 300 spatial _spatial 1 12 0.9
+build libero_goal '[1, 8]' 172 slow _slow 2 24 0.55

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from rlt_gym.assets import embedded_assets
+from rlt_gym.collect import CollectConfig, collect
+from rlt_gym.demos import DemoFile
 from rlt_gym.libero.experts import SOLVED_TASKS, NoSkillError, check_expert, make_expert
 from rlt_gym.libero.experts.clearance import blocked, drawer_way, place_aside
 from rlt_gym.libero.experts.evaluate import evaluate, run_episode
@@ -281,3 +284,36 @@ def test_closes_the_drawer_it_opened() -> None:
         if expert.scene.satisfied(["close", region]):
             break
     assert expert.scene.satisfied(["close", region])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"demos": 0}, "demos is 0; it must be at least 1"),
+        ({"noise": 1.5}, r"noise is 1.5; it must lie in \[0, 1\]"),
+        ({"speed": 0.0}, r"speed is 0.0; it must lie in \(0, 1\]"),
+        ({"task_ids": [99]}, "99"),
+    ],
+)
+def test_collect_refuses_bad_settings(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CollectConfig(**arguments)
+
+
+@pytest.mark.sim
+def test_collected_demonstrations_succeed_when_played_again_and_slow_ones_take_longer(tmp_path: Path) -> None:
+    simulator, lengths = embedded_simulator("libero_goal", 8), []
+    for speed in (0.9, 0.5):
+        settings = {"assets": "embedded", "image_size": 32, "num_envs": 1, "noise": 0.0, "demos": 1, "speed": speed}
+        (path,) = collect(CollectConfig(task_ids=[8], out=str(tmp_path / str(speed)), **settings))
+        with DemoFile(path) as file:
+            assert file.instruction == "put the bowl on the plate"
+            assert {name: file.env_args[name] for name in settings} == settings
+            (demo,) = file
+            actions, index = demo.actions, int(demo.attrs["init_index"])
+        assert np.linalg.norm(actions[:, :3], axis=1).max() == pytest.approx(speed, abs=1e-6)
+        simulator.reset("train", index)
+        successes = [simulator.step_chunk(action[None], observe=False).success for action in actions]
+        assert successes == [False] * (len(actions) - 1) + [True]
+        lengths.append(len(actions))
+    assert lengths[1] > 1.2 * lengths[0]

@@ -100,7 +100,7 @@ def test_save_and_load(tmp_path):
 def test_file_errors(tmp_path):
     with pytest.raises(ValueError, match=r"no MiniVLA weights at .*none\.safetensors"):
         load_vla(tmp_path / "none.safetensors")
-    with pytest.raises(ValueError, match="allowed are 'mini', 'mini-spatial'"):
+    with pytest.raises(ValueError, match="allowed are 'mini', 'mini-slow', 'mini-spatial'"):
         load_vla("maxi")
     path = tmp_path / "vla.safetensors"
     tiny_vla().save(path)

@@ -17,8 +17,13 @@ TOKEN_KINDS: dict[str, int] = {"pad": 0, "image": 1, "text": 2, "state": 3, "act
 #: Where shipped weights lie.
 WEIGHTS_DIR = Path(__file__).resolve().parent.parent / "weights"
 
-#: Shipped VLAs: MiniVLAs for tasks 1, 2, 4, 6, 8 of libero_goal and for tasks 0, 2, 5, 6, 8 of libero_spatial.
-SHIPPED = {"mini": "mini_vla.safetensors", "mini-spatial": "mini_vla_spatial.safetensors"}
+#: Shipped VLAs: MiniVLAs for tasks 1, 2, 4, 6, 8 of libero_goal, for tasks 1 and 8 of it from slow demonstrations, and
+#: for tasks 0, 2, 5, 6, 8 of libero_spatial.
+SHIPPED = {
+    "mini": "mini_vla.safetensors",
+    "mini-slow": "mini_vla_slow.safetensors",
+    "mini-spatial": "mini_vla_spatial.safetensors",
+}
 
 #: Raw observation batch: ``agentview`` and ``wrist`` uint8 (B, H, W, 3) exactly as LIBERO gives them (upside down) and
 #: ``state`` float32 (B, 8): eef position (m), axis-angle (rad), gripper qpos.

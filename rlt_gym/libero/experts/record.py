@@ -9,7 +9,7 @@ import numpy as np
 from rlt_gym.libero.experts.supported import make_expert
 
 
-def record_demo(simulator: Any, index: int, seed: int, noise: float, max_steps: int) -> dict[str, Any]:
+def record_demo(simulator: Any, index: int, seed: int, noise: float, speed: float, max_steps: int) -> dict[str, Any]:
     """
     One expert episode, played inside a worker.
 
@@ -19,7 +19,7 @@ def record_demo(simulator: Any, index: int, seed: int, noise: float, max_steps: 
         ``actions`` (T, 7), ``object_positions`` (T, n, 3) in m; and ``success``.
     """
     observation = simulator.reset("train", index)
-    expert = make_expert(simulator, noise=noise)
+    expert = make_expert(simulator, noise=noise, speed=speed)
     expert.reset(np.random.default_rng(seed))
     rows: dict[str, list[np.ndarray]] = {}
     success = False
