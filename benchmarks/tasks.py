@@ -119,10 +119,13 @@ def figure(runs: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
+    parser.add_argument("--add", action="store_true", help="keep the other tasks and seeds that the JSON file has")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "tasks.json")
     parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "images" / "results.png")
     args = parser.parse_args()
-    runs = sorted((summary(run) for run in args.runs), key=lambda run: (run["task"], run["seed"]))
+    rows = (json.loads(args.json.read_text()) if args.add else []) + [summary(run) for run in args.runs]
+    by_run = {(row["task"], row["seed"]): row for row in rows}
+    runs = [by_run[key] for key in sorted(by_run)]
     args.json.write_text(json.dumps(runs, indent=1) + "\n")
     figure(runs, args.figure)
     print(table(runs))
