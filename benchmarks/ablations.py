@@ -34,9 +34,6 @@ COMMON = (
 VARIANTS = {
     "RLT": "",
     "no pull": "--rlt.bc_coef 0",
-    # as many control steps and updates; rows are control steps here
-    "chunk length 1": f"--env.chunk_length 1 --rlt.utd {2 / CHUNK_LENGTH} --rlt.learning_starts {500 * CHUNK_LENGTH} "
-    f"--total_chunks {CHUNKS * CHUNK_LENGTH} --evaluation.selection_every {1200 * CHUNK_LENGTH}",
     "no RL token": "--rlt.token_input false",
     "no reference input": "--rlt.reference_input false",
     "no reference dropout": "--rlt.reference_dropout 0",
@@ -47,6 +44,12 @@ VARIANTS = {
     "1-chunk returns": "--rlt.n_steps 1",
     "2 critics": "--rlt.n_critics 2",
     "TQC": "--algorithm tqc",
+    # As many control steps and updates; rows are control steps here. The demo's VLA solves nothing in single steps, the
+    # slow one solves some: hence the row of RLT on that one.
+    "RLT, slow VLA": "--env.vla mini-slow",
+    "chunk length 1, slow VLA": f"--env.vla mini-slow --env.chunk_length 1 --rlt.utd {2 / CHUNK_LENGTH} "
+    f"--rlt.learning_starts {500 * CHUNK_LENGTH} --total_chunks {CHUNKS * CHUNK_LENGTH} "
+    f"--evaluation.selection_every {1200 * CHUNK_LENGTH}",
 }
 
 
@@ -62,7 +65,7 @@ def arguments(out: Path, variant: str, seed: int) -> list[str]:
 
 def folder(variant: str, seed: int) -> str:
     """:return: name of the run's folder"""
-    return f"{variant.replace(' ', '_')}-seed{seed}"
+    return f"{variant.replace(',', '').replace(' ', '_')}-seed{seed}"
 
 
 def train(out: Path, variant: str, seed: int) -> Path:
