@@ -9,9 +9,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out the long comparison with stock LIBERO unless asked for by name: its tests bear other marks as well."""
-    if "exact" not in config.option.markexpr:
-        long = [item for item in items if item.get_closest_marker("exact")]
+    """Leave out what takes minutes unless it is asked for by name: such tests bear other marks as well."""
+    for mark in {"exact", "expensive"} - set(config.option.markexpr.split()):
+        long = [item for item in items if item.get_closest_marker(mark)]
         items[:] = [item for item in items if item not in long]
         config.hook.pytest_deselected(items=long)
 

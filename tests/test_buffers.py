@@ -485,7 +485,8 @@ def test_nothing_stored_changes_with_the_arrays_given():
     world.check(everything(buffer), 1)
 
 
-def test_threads():
+@pytest.mark.parametrize("seconds", [1.5, pytest.param(30, marks=pytest.mark.expensive)])
+def test_threads(seconds):
     """C49: four threads add, four sample; every row sampled is one that was added, whole."""
     buffer, errors, stop = make(300, 1), [], threading.Event()
     world = World(1)
@@ -518,7 +519,7 @@ def test_threads():
     threads = [threading.Thread(target=guarded, args=(work, seed)) for seed in range(4) for work in (write, read)]
     for thread in threads:
         thread.start()
-    stop.wait(1.5)
+    stop.wait(seconds)
     stop.set()
     for thread in threads:
         thread.join()

@@ -6,6 +6,8 @@ import sys
 
 import imageio
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -15,9 +17,6 @@ from rlt_gym.demos import DemoWriter
 from rlt_gym.lerobot_data import LeRobotFolder, gripper_to_env
 from rlt_gym.transitions import EncodeDemosConfig, encode_demos
 from rlt_sb3.common.offline import load_transitions
-
-pa = pytest.importorskip("pyarrow", reason="needs the extra: pip install rlt[lerobot]")
-pq = pytest.importorskip("pyarrow.parquet")
 
 SIZE, FPS = 32, 20
 LENGTHS, TASKS = (11, 3, 8), ("do it", "do that", "do it")

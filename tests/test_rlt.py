@@ -189,6 +189,7 @@ class Numpy:
     def __init__(self, model: RLT):
         self.p = {k: v.detach().double().numpy().copy() for k, v in model.policy.state_dict().items()}
         self.n = model.n_critics
+        self.layer_norm = model.policy.layer_norm
 
     def features(self, net: str, obs: dict) -> np.ndarray:
         z = layer_norm(obs["z_rl"])
@@ -223,7 +224,7 @@ class Numpy:
             h = x
             for layer in range(2):
                 h = h @ self.p[f"{net}.ensemble.weights.{layer}"][i] + self.p[f"{net}.ensemble.biases.{layer}"][i]
-                h = np.maximum(layer_norm(h), 0)
+                h = np.maximum(layer_norm(h) if self.layer_norm else h, 0)
             out.append((h @ self.p[f"{net}.ensemble.weights.2"][i] + self.p[f"{net}.ensemble.biases.2"][i])[:, 0])
         return np.array(out)
 
@@ -259,11 +260,15 @@ def to_numpy(batch):
     return convert(batch.observations), convert(batch.next_observations), batch.actions.double().numpy()
 
 
-@pytest.mark.parametrize("bounds", [None, (0.05, 0.4)])
+@pytest.mark.parametrize(("bounds", "norm"), [(None, True), ((0.05, 0.4), True), (None, False)])
 @pytest.mark.parametrize(("smoothing", "scale"), [(0.0, 1.0), (0.3, 1.0), (0.3, SCALE)])
-def test_targets_against_numpy(bounds, smoothing, scale):
+def test_targets_against_numpy(bounds, norm, smoothing, scale):
     model, batch = oracle_model(
-        q_bounds=bounds, target_policy_noise=smoothing, target_noise_clip=0.2, action_scale=scale
+        q_bounds=bounds,
+        target_policy_noise=smoothing,
+        target_noise_clip=0.2,
+        action_scale=scale,
+        policy_kwargs=dict(layer_norm=norm, net_arch=[32, 32]),
     )
     oracle = Numpy(model)
     _, next_obs, actions = to_numpy(batch)
@@ -451,10 +456,10 @@ def test_predict_is_the_same_in_both_modes_and_repeatable():
 # -------------------------------------------------------------------------------------------- counting
 
 
-@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize(("num_envs", "train_freq"), [(1, 1), (3, 1), (1, 4), (3, 4), (1, (2, "episode"))])
 @pytest.mark.parametrize("utd", [0.3, 1.0, 2.5])
-def test_updates_per_row_are_exact(num_envs, utd):
-    model = make_model(num_envs, utd=utd, learning_starts=12, critic_warmup_updates=7)
+def test_updates_per_row_are_exact(num_envs, train_freq, utd):
+    model = make_model(num_envs, utd=utd, learning_starts=12, critic_warmup_updates=7, train_freq=train_freq)
     model.learn(60)
     rows = model.num_timesteps - 12
     assert model._n_updates == 7 + int(utd * rows + 1e-6)
