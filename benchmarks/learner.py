@@ -27,8 +27,8 @@ from rlt_sb3 import RLT, GymnasiumVecEnv
 CHUNK, NET = 8, [256, 256]
 
 
-def make_models(dim: int, batch: int, rows: int, device: str) -> dict[str, TD3]:
-    """:return: models whose buffers are filled with the same number of rows"""
+def make_models(dim: int, batch: int, rows: int, device: str, compiled: str | None = None) -> dict[str, TD3]:
+    """:return: models whose buffers are filled with the same number of rows; ``compiled``: torch.compile's mode"""
 
     def venv() -> GymnasiumVecEnv:
         return GymnasiumVecEnv(FakeRLTokenVectorEnv(4, chunk_length=CHUNK, token_dim=dim, seed=0))
@@ -47,6 +47,13 @@ def make_models(dim: int, batch: int, rows: int, device: str) -> dict[str, TD3]:
         ),
         "default": RLT("MultiInputPolicy", venv(), **shared),
     }
+    if compiled is not None:
+        kwargs = {"policy_kwargs": {"net_arch": NET, "layer_norm": False}} | equal | shared
+        models["compiled"] = model = RLT("MultiInputPolicy", venv(), **kwargs)
+        for critic in (model.critic, model.critic_target):
+            critic.q_values = th.compile(critic.q_values, mode=compiled)
+        for actor in (model.actor, model.actor_target):
+            actor.forward = th.compile(actor.forward, mode=compiled)
     for model in models.values():
         model.learn(rows)
     return models
@@ -83,19 +90,20 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2000, help="rows in the buffers")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compile", default=None, metavar="MODE", help="one more: equal work with torch.compile")
     parser.add_argument("--out", default=None, help="JSON file for the numbers")
     args = parser.parse_args()
     th.set_num_threads(args.threads)
     print("updates per second of CPU time (median of rounds), ratio = RLT / TD3 of the same round\n")
     print(
         "| z_rl | batch | TD3 | RLT, equal work | ratio (lowest to highest) | operations | bfloat16 | ratio "
-        "| as it comes | ratio |"
+        "| as it comes | ratio |" + (" compiled | ratio |" if args.compile else "")
     )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("|" + "---|" * (12 if args.compile else 10))
     results = []
     for dim in args.dims:
         for batch in args.batches:
-            models = make_models(dim, batch, args.rows, args.device)
+            models = make_models(dim, batch, args.rows, args.device, args.compile)
             times = measure(models, batch, args.updates, args.rounds)
             bound = operations(models["TD3"], batch) / operations(models["RLT"], batch)
             rates = {name: float(1.0 / np.median(values)) for name, values in times.items()}
@@ -104,7 +112,7 @@ def main() -> None:
             spread = f"({ratios['RLT'].min():.2f} to {ratios['RLT'].max():.2f})"
             cells = [dim, batch, f"{rates['TD3']:.0f}", f"{rates['RLT']:.0f}", f"**{mid['RLT']:.2f}** {spread}"]
             cells.append(f"{bound:.2f}")
-            for name in ("bfloat16", "default"):
+            for name in [name for name in ("bfloat16", "default", "compiled") if name in models]:
                 cells += [f"{rates[name]:.0f}", f"{mid[name]:.2f}"]
             print("|", " | ".join(map(str, cells)), "|", flush=True)
             results.append(

@@ -74,10 +74,11 @@ def training_memory(num_envs: int, arguments: argparse.Namespace) -> dict[str, f
     Memory of RLT with its environment after some updates, MB; run this in a process of its own.
 
     :return: ``workers`` (all of them), ``zygote``, ``process`` (PyTorch, VLA, encoder, learner, an almost empty
-        buffer) and ``gpu``, the most that was reserved (None without a GPU)
+        buffer) and ``gpu``, the most that was reserved (None without a GPU); ``parameters of ...`` are counts, not MB
     """
     import torch
 
+    from rlt_gym.rl_token import count_parameters
     from rlt_gym.rl_token_env import make_rl_token_vec
     from rlt_sb3 import RLT, GymnasiumVecEnv
 
@@ -98,6 +99,8 @@ def training_memory(num_envs: int, arguments: argparse.Namespace) -> dict[str, f
         "process": pss_mb(os.getpid()),
         "gpu": torch.cuda.max_memory_reserved() / 2**20 if device == "cuda" else None,
     }
+    modules = {"VLA": env.vla.net, "RL token": env.encoder, "actor": model.actor, "critics": model.critic}
+    found |= {f"parameters of {name}": count_parameters(module) for name, module in modules.items()}
     env.close()
     return found
 
@@ -123,6 +126,8 @@ def print_training_memory(sizes: list[int], arguments: argparse.Namespace) -> No
         gpu = "no GPU" if row["gpu"] is None else f"{row['gpu']:.0f}"
         cells = [workers, workers / size, *others, workers + sum(others)]
         print(f"| {size} | " + " | ".join(f"{cell:.0f}" for cell in cells) + f" | {gpu} |")
+    counts = {key: count for key, count in rows[sizes[0]].items() if key.startswith("parameters")}
+    print("\n" + ", ".join(f"{key}: {count:,}" for key, count in counts.items()))
 
 
 def numbers(text: str) -> list[int]:
