@@ -4,7 +4,9 @@ import csv
 import json
 import re
 import threading
+from types import SimpleNamespace
 
+import gymnasium as gym
 import imageio.v2 as imageio
 import numpy as np
 import psutil
@@ -15,6 +17,7 @@ from stable_baselines3.common.logger import Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlt_gym.testing import FakeRLTokenVectorEnv
+from rlt_gym.wrappers import GripperPenalty
 from rlt_sb3.algorithms import make_model, make_vec_env
 from rlt_sb3.config import EvalSettings
 from rlt_sb3.metrics import CSVWriter, MetricsCallback, WandbWriter, throughput
@@ -23,8 +26,19 @@ from rlt_sb3.train import train
 
 PAGE = (ROOT / "docs" / "modules" / "metrics.md").read_text()
 DOCUMENTED = set(re.findall(r"`((?:time|rollout|train|selection|buffer)/[a-z_*]+)`", PAGE))
-#: logged only under conditions that the run below does not meet
-SOMETIMES = {"selection/restored", "rollout/success_rate_task_*", "selection/success_rate_task_*"}
+
+
+def hooked(**kwargs):
+    """Someone turns every other action round, the policy acts from control step 4 on, the gripper costs."""
+    env = FakeRLTokenVectorEnv(
+        intervention=lambda simulator, proposed, step: -proposed if step % 2 else None,
+        critical_phase=lambda simulator: simulator.env._steps[simulator.index] >= 4,
+        **kwargs,
+    )
+    return GripperPenalty(env, signal="command")
+
+
+gym.register("Hooked-v0", vector_entry_point=hooked)
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +55,24 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_documented_keys_are_logged_and_logged_keys_documented(run):
-    """``*`` in the documentation stands for the action's dimensions."""
-    columns = set(read_metrics(run))
-    general = {re.sub(r"vla_distance_.*", "vla_distance_*", key) for key in columns}
-    assert DOCUMENTED - SOMETIMES <= general
-    assert not general - DOCUMENTED
-    events = EventAccumulator(str(run / "tensorboard")).Reload()
-    in_both = columns - {"time/total_timesteps", "train/n_updates"}  # a TensorBoard step; SB3 leaves the other out
-    assert in_both <= set(events.Tags()["scalars"]) | {"time/episodes", "time/fps", "time/time_elapsed"}
+def test_documented_keys_are_logged_everywhere_and_logged_keys_documented(run, tmp_path, monkeypatch):
+    """``*`` in the documentation stands for the action's dimensions, tasks and terms of the reward."""
+    in_wandb = set()
+    account = SimpleNamespace(id="x", log=lambda numbers, step: in_wandb.update(numbers), finish=lambda: None)
+    monkeypatch.setattr("rlt_sb3.metrics.import_wandb", lambda: SimpleNamespace(init=lambda **settings: account))
+    monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
+    # with all that has keys of its own and is not in the other run
+    config = quick(tmp_path, "Hooked-v0", guard="restore", wandb={"project": "x"})
+    config.env.task_ids = [0, 1]
+    with_hooks = train(config).run
+    assert in_wandb == set(read_metrics(with_hooks))
+    general = set()
+    for folder in (run, with_hooks):
+        columns = set(read_metrics(folder))
+        events = EventAccumulator(str(folder / "tensorboard")).Reload()
+        assert columns == set(events.Tags()["scalars"])
+        general |= {re.sub(r"(_distance_|_rate_task_|/reward_).*", r"\1*", key) for key in columns}
+    assert general == DOCUMENTED
 
 
 def test_numbers(run):
