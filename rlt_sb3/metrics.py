@@ -222,6 +222,14 @@ class TensorBoardWriter(TensorBoardOutputFormat):
         self.writer = SummaryWriter(log_dir=str(folder), purge_step=purge)
         self._is_closed = False
 
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        """
+        :param key_values: what to log
+        :param key_excluded: not heeded: what Stable-Baselines3 keeps from TensorBoard is in metrics.csv, too
+        :param step: chunks so far
+        """
+        super().write(key_values, dict.fromkeys(key_excluded, ()), step)
+
 
 class WandbWriter(KVWriter):
     """

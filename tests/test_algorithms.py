@@ -19,7 +19,7 @@ from rlt_sb3.environment import make_env
 from rlt_sb3.eval_run import evaluate_run
 from rlt_sb3.flat_actions import FlatActions, WholeChunkReplayBuffer
 from rlt_sb3.imports import check_hooks, check_import, resolve_class, resolve_classes
-from rlt_sb3.report import report, write_report
+from rlt_sb3.report import read_metrics, report, write_report
 from rlt_sb3.train import train
 
 
@@ -142,20 +142,29 @@ def test_guard_restores_networks_and_keeps_the_buffer(tmp_path, untrained_is_bes
     venv.close()
 
 
-def test_a_run_with_the_guard(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("guard, told", [("restore", "the best networks so far are put back"), ("warn", "it goes on")])
+def test_a_run_with_the_guard(tmp_path, monkeypatch, capsys, guard, told):
     monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
 
     def spoiled(self, observation, *args, **kwargs):
         action = observation["vla_ref"].copy()
-        return (-np.ones_like(action) if self.num_timesteps else action), None
+        return (-np.ones_like(action) if self.num_timesteps > 40 else action), None
 
     monkeypatch.setattr(RLT, "predict", spoiled)
     result = train(
-        quick(tmp_path, env_id="ToyRLToken-v0", guard="restore", evaluation=EvalSettings(4, 24, 40, videos=False))
+        quick(tmp_path, env_id="ToyRLToken-v0", guard=guard, evaluation=EvalSettings(4, 24, 40, videos=False))
     )
-    assert "the best networks so far are put back" in capsys.readouterr().out
-    text = (result.run / "metrics.csv").read_text()
-    assert "selection/restored" in text.splitlines()[0]
+    assert capsys.readouterr().out.count(f"the best model so far is kept, {told}.") == 2
+    metrics = read_metrics(result.run)
+    # as good as the VLA after 40 chunks, without a success after 80 and 100
+    played = ~np.isnan(metrics["selection/success_rate"])
+    assert metrics["selection/vla_success_rate"][played].tolist() == [0.5, 0.5, 0.5]
+    assert metrics["selection/success_rate"][played].tolist() == [0.5, 0.0, 0.0]
+    assert metrics["selection/below_vla"][played].tolist() == [0.0, 1.0, 1.0]
+    if guard == "restore":
+        assert metrics["selection/restored"][played].tolist() == [0.0, 1.0, 1.0]
+    else:
+        assert "selection/restored" not in metrics
 
 
 def test_configurations_import_known_packages_only(monkeypatch, tmp_path, capsys):

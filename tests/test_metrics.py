@@ -4,7 +4,9 @@ import csv
 import json
 import re
 import threading
+from types import SimpleNamespace
 
+import gymnasium as gym
 import imageio.v2 as imageio
 import numpy as np
 import psutil
@@ -15,16 +17,28 @@ from stable_baselines3.common.logger import Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlt_gym.testing import FakeRLTokenVectorEnv
+from rlt_gym.wrappers import GripperPenalty
 from rlt_sb3.algorithms import make_model, make_vec_env
 from rlt_sb3.config import EvalSettings
 from rlt_sb3.metrics import CSVWriter, MetricsCallback, WandbWriter, throughput
-from rlt_sb3.report import read_metrics
+from rlt_sb3.report import read_evaluations, read_metrics
 from rlt_sb3.train import train
 
 PAGE = (ROOT / "docs" / "modules" / "metrics.md").read_text()
 DOCUMENTED = set(re.findall(r"`((?:time|rollout|train|selection|buffer)/[a-z_*]+)`", PAGE))
-#: logged only under conditions that the run below does not meet
-SOMETIMES = {"selection/restored", "rollout/success_rate_task_*", "selection/success_rate_task_*"}
+
+
+def hooked(**kwargs):
+    """Someone turns every other action round, the policy acts from control step 4 on, the gripper costs."""
+    env = FakeRLTokenVectorEnv(
+        intervention=lambda simulator, proposed, step: -proposed if step % 2 else None,
+        critical_phase=lambda simulator: simulator.env._steps[simulator.index] >= 4,
+        **kwargs,
+    )
+    return GripperPenalty(env, signal="command")
+
+
+gym.register("Hooked-v0", vector_entry_point=hooked)
 
 
 @pytest.fixture(scope="module")
@@ -34,22 +48,31 @@ def run(tmp_path_factory):
         patch.setattr("rlt_sb3.report.write_report", lambda run: None)
         evaluation = EvalSettings(n_states=4, selection_states=4, selection_every=40, videos=False)
         config = small(tmp_path_factory.mktemp("run"), total_chunks=100, evaluation=evaluation, video_every=3)
-        config.rlt["trial_share"] = 0.5
+        config.rlt |= {"trial_share": 0.5, "utd": 1.5}
         folder = train(config).run
     # clean shutdown: no thread, no process is left
     assert (threading.active_count(), len(psutil.Process().children(recursive=True))) == before
     return folder
 
 
-def test_documented_keys_are_logged_and_logged_keys_documented(run):
-    """``*`` in the documentation stands for the action's dimensions."""
-    columns = set(read_metrics(run))
-    general = {re.sub(r"vla_distance_.*", "vla_distance_*", key) for key in columns}
-    assert DOCUMENTED - SOMETIMES <= general
-    assert not general - DOCUMENTED
-    events = EventAccumulator(str(run / "tensorboard")).Reload()
-    in_both = columns - {"time/total_timesteps", "train/n_updates"}  # a TensorBoard step; SB3 leaves the other out
-    assert in_both <= set(events.Tags()["scalars"]) | {"time/episodes", "time/fps", "time/time_elapsed"}
+def test_documented_keys_are_logged_everywhere_and_logged_keys_documented(run, tmp_path, monkeypatch):
+    """``*`` in the documentation stands for the action's dimensions, tasks and terms of the reward."""
+    in_wandb = set()
+    account = SimpleNamespace(id="x", log=lambda numbers, step: in_wandb.update(numbers), finish=lambda: None)
+    monkeypatch.setattr("rlt_sb3.metrics.import_wandb", lambda: SimpleNamespace(init=lambda **settings: account))
+    monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
+    # with all that has keys of its own and is not in the other run
+    config = quick(tmp_path, "Hooked-v0", guard="restore", wandb={"project": "x"})
+    config.env.task_ids = [0, 1]
+    with_hooks = train(config).run
+    assert in_wandb == set(read_metrics(with_hooks))
+    general = set()
+    for folder in (run, with_hooks):
+        columns = set(read_metrics(folder))
+        events = EventAccumulator(str(folder / "tensorboard")).Reload()
+        assert columns == set(events.Tags()["scalars"])
+        general |= {re.sub(r"(_distance_|_rate_task_|/reward_).*", r"\1*", key) for key in columns}
+    assert general == DOCUMENTED
 
 
 def test_numbers(run):
@@ -60,8 +83,6 @@ def test_numbers(run):
     assert metrics["rollout/worker_restarts"][last] == 0
     # two environments, 98 chunks stored before the last step; they are 2, 4, ... 98 chunks old
     assert metrics["buffer/rows"][last] == 98 and metrics["buffer/age_chunks"][last] == np.arange(2, 100, 2).mean()
-    known = metrics["rollout/throughput"][~np.isnan(metrics["rollout/throughput"])]
-    assert (known >= 0).all() and known.max() > 0
     # three successes in 600 control steps (half a simulated minute) are sixty in ten minutes
     assert throughput(3, 600) == 60.0 and throughput(0, 0) == 0.0
     # during learning_starts the VLA's chunks are played
@@ -70,12 +91,43 @@ def test_numbers(run):
     assert metrics["rollout/vla_distance_0"][last] > 0 or metrics["rollout/vla_distance_0"][-2] > 0
 
 
+def test_updates_follow_the_rows(run):
+    """C19: 1.5 for every row after the first 20, and 5 for the warm-up; no more than that since a row was stored."""
+
+    def updates(chunks):
+        return np.where(chunks > 20, 5 + 1.5 * (chunks - 20), 0)
+
+    metrics = read_metrics(run)
+    steps = metrics["time/total_timesteps"]
+    # a row at the end of an episode comes before the updates for its last step, one of a selection evaluation after
+    made = updates(np.where(np.isin(steps, (40, 80, 100)), steps, steps - 2))
+    np.testing.assert_array_equal(metrics["train/n_updates"], np.where(made > 0, made, np.nan))
+    ages = [updates(step - 2) - updates(np.arange(2, step, 2) - 2).mean() for step in steps]
+    np.testing.assert_allclose(metrics["buffer/age_updates"], ages)
+    assert (np.diff(made) > 0).sum() > 10
+
+
+def test_selection_evaluations_as_they_were_played(run):
+    metrics = read_metrics(run)
+    points = read_evaluations(run)["selection"]
+    lengths = np.array([4, 6, 8, 4])  # control steps of the toy's episodes 0 to 3, solved or not
+    for point in points:
+        at = np.flatnonzero(metrics["time/total_timesteps"] == point["chunks"])
+        solved = np.array([row["success"] for row in point["evaluation"]["rows"]])
+        assert solved.any()
+        assert metrics["selection/success_rate"][at] == solved.mean()
+        assert metrics["selection/steps_to_success"][at] == pytest.approx(lengths[solved].mean())
+        # ten minutes are 12,000 control steps
+        assert metrics["selection/throughput"][at] == pytest.approx(solved.sum() * 12_000 / lengths.sum())
+    assert [point["chunks"] for point in points] == [40, 80, 100]
+
+
 def test_every_task_has_its_own_rate_and_all_share_one_batch(tmp_path, monkeypatch):
     """C31: ten tasks in three environments; each task's successes are counted, the policy is asked once per step."""
     from rlt_sb3 import RLT
 
     monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
-    batches, outcomes = [], {}
+    batches, outcomes, episodes = [], {}, []
     choose, store = RLT._sample_action, RLT._store_transition
 
     def watch_choice(self, *args, **kwargs):
@@ -87,6 +139,7 @@ def test_every_task_has_its_own_rate_and_all_share_one_batch(tmp_path, monkeypat
         for info, done in zip(infos, dones, strict=True):
             if done:
                 outcomes.setdefault(info["task_id"], []).append(info["is_success"])
+                episodes.append((info["is_success"], info["episode_steps"]))
         store(self, buffer, action, new_obs, reward, dones, infos)
 
     monkeypatch.setattr(RLT, "_sample_action", watch_choice)
@@ -102,6 +155,11 @@ def test_every_task_has_its_own_rate_and_all_share_one_batch(tmp_path, monkeypat
         chosen = metrics[f"selection/success_rate_task_{task}"]
         assert set(chosen[~np.isnan(chosen)]) <= {0.0, 1.0} and (~np.isnan(chosen)).any()
     assert len({float(np.mean(seen)) for seen in outcomes.values()}) > 2
+    # of the last hundred episodes; ten minutes are 12,000 control steps
+    solved, steps = np.array(episodes[-100:]).T
+    assert len(episodes) > 100 and 0 < solved.sum() < 100
+    assert metrics["rollout/steps_to_success"][-1] == pytest.approx(steps[solved == 1].mean())
+    assert metrics["rollout/throughput"][-1] == pytest.approx(solved.sum() * 12_000 / steps.sum())
 
 
 class BreaksOnce(FakeRLTokenVectorEnv):

@@ -125,19 +125,23 @@ def test_training_does_not_notice_evaluations_with_simulators_of_their_own(tmp_p
     assert same(parameters(with_them / "best_model.zip", "rlt"), parameters(two / "best_model.zip", "rlt"))
 
 
-def test_schedules_fire_at_crossings(whole):
-    # 7 environments: num_timesteps never meets a multiple of 40 by chance
+def test_checkpoints_at_both_schedules(whole):
     names = [c.chunks for c in all_checkpoints(whole)]
     assert names == [0, 40, 50, 80, 100, 120, 150, 160, 200]
     assert [c.chunks for c in resumable_checkpoints(whole)] == [160, 200]
 
 
-def test_seven_environments_evaluate_as_often(tmp_path):
-    config = quick(tmp_path, total_chunks=190)
+def test_schedules_fire_at_crossings(tmp_path):
+    """Seven environments evaluate and save as often: their chunks meet no multiple of 40 or 30 before 210."""
+    config = quick(tmp_path, total_chunks=190, save_every=30)
     config.env.num_envs = 7
     result = train(config)
     # crossings of 40, 80, 120, 160, and the end: ceil(190 / 40)
-    assert [point.chunks for point in result.selection] == [42, 84, 126, 161, 196]
+    evaluated = [42, 84, 126, 161, 196]
+    assert [point.chunks for point in result.selection] == evaluated
+    # crossings of 30, 60, ... 180: floor(196 / 30)
+    saved = [35, 63, 91, 126, 154, 182]
+    assert [c.chunks for c in all_checkpoints(result.run)] == sorted({0, *evaluated, *saved})
 
 
 def test_killed_run_loses_nothing_but_time(tmp_path, whole):

@@ -10,6 +10,7 @@ from stable_baselines3 import TD3
 from stable_baselines3.common.buffers import DictReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
@@ -611,6 +612,26 @@ def test_logs(tmp_path):
     assert {f"train/{name}" for name in wanted} <= values.keys()
     assert 0.0 <= values["train/target_min"] <= values["train/target_max"] <= 1.0
     assert model._q_gap.gap is not None
+
+
+def test_logged_errors_are_those_of_the_critics():
+    model = make_model(**fast(target_policy_noise=0.0, n_critics=3))  # no chance in the targets
+    model.learn(40)
+    model.set_logger(Logger(None, []))
+    original, errors = model._update_critic, []
+
+    def watch(batch):
+        with th.no_grad():
+            errors.append(model.critic.q_values(batch.observations, batch.actions) - model._targets(batch))
+        return original(batch)
+
+    model._update_critic = watch
+    model.train(5, 32)
+    squares = th.stack(errors).pow(2)
+    assert squares.shape == (5, 3, 32)
+    logged = model.logger.name_to_value
+    assert logged["train/td_error"] == pytest.approx(squares.mean().sqrt().item())
+    assert logged["train/critic_loss"] == pytest.approx(3 * squares.mean().item())
 
 
 # -------------------------------------------------------------------------------------------- reproducibility, saving

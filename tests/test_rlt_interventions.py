@@ -8,7 +8,6 @@ from stable_baselines3.common.vec_env import VecMonitor
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_gym.wrappers import GripperPenalty
 from rlt_sb3 import RLT, GymnasiumVecEnv
-from rlt_sb3.common.chunks import chunk_stats
 from rlt_sb3.common.q_gap import QGapTracker
 
 C = 4
@@ -34,7 +33,7 @@ def learn(chunks=60, num_envs=2, wrap=lambda env: env, rlt=None, **env_kwargs):
         "MultiInputPolicy", venv, **(SMALL | {"critic_warmup_updates": 4, "exploration_std": 0.3} | (rlt or {}))
     )
     callback = Steps()
-    model.learn(chunks, callback=callback)
+    model.learn(chunks, callback=callback, log_interval=10**6)  # no row: the logger averages over all chunks
     return model, callback.steps
 
 
@@ -55,14 +54,15 @@ def someone(simulator, proposed, step):
 
 @pytest.mark.parametrize("reference", ["replace", "target"])
 def test_executed_actions_are_stored_and_imitated(reference):
-    model, steps = learn(intervention=someone, rlt={"intervention_ref": reference})
+    # the last chunk of an episode has 3 steps
+    model, steps = learn(intervention=someone, rlt={"intervention_ref": reference}, max_episode_steps=15)
     slots, actions, masks = rows_of(model)
     expected = [(info, obs["vla_ref"][i]) for obs, _, _, infos in steps for i, info in enumerate(infos)]
     assert len(slots) == len(expected) == 60
     batch = model.replay_buffer._gather(slots)
     targets = batch.bc_target.numpy().reshape(-1, C, 7)
     references = batch.observations["vla_ref"].numpy()
-    taken = 0
+    taken, shares = 0, []
     order = {tuple(action.ravel().tolist()): row for row, action in enumerate(actions)}
     for info, vla_ref in expected:
         executed, k = info["executed_actions"], info["chunk_steps"]
@@ -72,11 +72,12 @@ def test_executed_actions_are_stored_and_imitated(reference):
         np.testing.assert_array_equal(targets[row], np.where(human[:, None], executed, vla_ref))
         np.testing.assert_array_equal(references[row], targets[row] if reference == "replace" else vla_ref)
         taken += human.sum()
+        shares.append(human[:k].mean())
     assert 30 < taken < 150
     # the commanded action is not what happened where someone took over
     commanded = np.concatenate([step[1] for step in steps])
     assert not np.array_equal(np.sort(commanded.ravel()), np.sort(actions.ravel()))
-    assert 0.0 < chunk_stats([info for info, _ in expected])["intervention"] < 1.0
+    assert model.logger.name_to_value["rollout/intervention"] == pytest.approx(np.mean(shares))
 
 
 def test_unknown_reference():
@@ -132,6 +133,7 @@ def test_only_the_critical_phase_is_acted_in_and_stored():
                 stored.append((commanded[index], k, info["step_rewards"], after["z_rl"]))
             episode_step = 0 if "terminal_observation" in info else episode_step + k
     assert 10 < len(stored) < 70
+    assert model.logger.name_to_value["rollout/critical_phase"] == pytest.approx(len(stored) / 80)
     slots, actions, _ = rows_of(model)
     assert len(slots) == len(stored) == model.replay_buffer.rows_stored
     rows = model.replay_buffer.rows
@@ -192,5 +194,7 @@ def test_penalties_are_learned_from_and_logged():
     begun = 2 + sum("terminal_observation" in info for *_, infos in steps[:-1] for info in infos)
     assert total == -0.125 * (24 * C - begun)
     assert model.replay_buffer.rows.step_rewards[slots].sum() == pytest.approx(total)
-    stats = chunk_stats(steps[0][3])
-    assert stats["reward_gripper"] == -0.375 and stats["reward_success"] == 0.0
+    logged = model.logger.name_to_value
+    assert logged["rollout/reward_gripper"] == pytest.approx(total / 24)
+    assert logged["rollout/reward_success"] == 0.0 and logged["rollout/intervention"] == 1.0
+    assert "rollout/critical_phase" not in logged
