@@ -135,4 +135,6 @@ class BreakingVectorEnv(FakeRLTokenVectorEnv):
 gym.register("ToyRLToken-v0", vector_entry_point=ToyVectorEnv)
 # Its training states depend on the seed, its policies can learn.
 gym.register("FakeRLToken-v0", vector_entry_point="rlt_gym.testing:FakeRLTokenVectorEnv")
+# As LIBERO-v0: no VLA.
+gym.register("FakeLIBERO-v0", vector_entry_point="rlt_gym.testing:FakeLiberoVectorEnv")
 gym.register("BreakingRLToken-v0", vector_entry_point=BreakingVectorEnv)
