@@ -75,6 +75,13 @@ ALGORITHMS = {
 }
 
 
+def labels() -> dict[str, str]:
+    """
+    :return: algorithm -> its name in tables
+    """
+    return {name: algorithm.label for name, algorithm in ALGORITHMS.items()}
+
+
 def get_algorithm(name: str) -> Algorithm:
     """
     :param name: a key of :data:`ALGORITHMS`

@@ -7,7 +7,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlt_sb3.config import ListConfig
 
 #: name -> (settings, function, one line of help), the first two as "module:attribute"
 COMMANDS = {
@@ -44,7 +47,22 @@ COMMANDS = {
     ),
     "doctor": ("rlt_gym.doctor:DoctorConfig", "rlt_gym.doctor:doctor", "what is installed, what works, what to mend"),
     "report": ("rlt_sb3.config:ReportConfig", "rlt_sb3.report:report", "write report.html of a run again"),
+    "list": (
+        "rlt_sb3.config:ListConfig",
+        "rlt_sb3.cli:list_names",
+        "names that settings take: algorithms, environments, VLAs, suites, tasks, shipped configurations",
+    ),
 }
+
+#: what ``rlt list`` prints: setting -> "module:function", which returns name -> what it is
+LISTS = {
+    "algorithm": "rlt_sb3.algorithms:labels",
+    "env.id": "rlt_sb3.environment:registered_ids",
+    "env.vla": "rlt_gym.choices:vlas",
+    "env.suite": "rlt_gym.choices:suites",
+    "config": "rlt_sb3.config:shipped_configs",
+}
+TASKS = "rlt_gym.choices:tasks"
 
 
 def usage() -> str:
@@ -139,6 +157,21 @@ def parse(command: str, args: Sequence[str]) -> Any:
         tidy = _with_config_of_resumed(tidy)
     settings = parser.instantiate(parser.parse_args(tidy))
     return config_class(**{key: value for key, value in vars(settings).items() if key != "config"})
+
+
+def list_names(config: ListConfig) -> None:
+    """``rlt list``.
+
+    :param config: whether the tasks of a suite are asked for
+    :raises ValueError: for an unknown suite; lists the choices
+    """
+    if config.suite is not None:
+        lists = {f"env.task_ids of {config.suite}": _load(TASKS)(config.suite)}
+    else:
+        lists = {setting: _load(function)() for setting, function in LISTS.items()}
+    for setting, names in lists.items():
+        width = max(map(len, names), default=0)
+        print("\n".join([setting, *(f"  {name:<{width}}  {text}".rstrip() for name, text in names.items())]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

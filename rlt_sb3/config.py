@@ -5,6 +5,7 @@ Imports neither torch nor a simulator.
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,25 @@ class ReportConfig:
 
     run: str
     beside: list[str] | None = None
+
+
+@dataclass
+class ListConfig:
+    """Names that settings take.
+
+    :param suite: list the tasks of this suite instead
+    """
+
+    suite: str | None = None
+
+
+def shipped_configs() -> dict[str, str]:
+    """
+    :return: file for ``--config`` -> its first line; empty where the package is no checkout
+    """
+    folder = Path(__file__).parent.parent / "examples" / "configs"
+    files = {os.path.relpath(path): path.read_text().partition("\n")[0] for path in sorted(folder.glob("*.yaml"))}
+    return {name: line.removeprefix("# ") for name, line in files.items()}
 
 
 def save_config(config: TrainConfig, path: Path) -> None:

@@ -11,6 +11,16 @@ if TYPE_CHECKING:
     import gymnasium as gym
 
 
+def registered_ids() -> dict[str, str]:
+    """
+    :return: id of a vector environment of this package -> where it is defined
+    """
+    import gymnasium as gym
+
+    found = {name: str(spec.vector_entry_point) for name, spec in sorted(gym.registry.items())}
+    return {name: place for name, place in found.items() if place.startswith("rlt_gym.")}
+
+
 def make_env(
     config: EnvConfig, split: str, seed: int, like: gym.vector.VectorEnv | None = None
 ) -> gym.vector.VectorEnv:
@@ -20,7 +30,7 @@ def make_env(
     :param split: the initial states to begin with
     :param seed: seed of the training initial states
     :param like: one made before; its frozen VLA and RL token are used, not loaded a second time
-    :raises ValueError: if there is no such environment
+    :raises ValueError: if there is no such environment, or it shows no reference chunk
     """
     import gymnasium as gym
 
@@ -34,9 +44,20 @@ def make_env(
     if kwargs.get("render_mode") is None:
         kwargs.pop("render_mode", None)
     try:
-        return gym.make_vec(config.id, num_envs=kwargs.pop("num_envs"), init_states=split, seed=seed, **kwargs)
+        env = gym.make_vec(config.id, num_envs=kwargs.pop("num_envs"), init_states=split, seed=seed, **kwargs)
     except gym.error.Error as error:
-        raise ValueError(f"env.id {config.id!r} cannot be made: {error}") from error
+        raise ValueError(
+            f"env.id {config.id!r} cannot be made: {error} (This package has {', '.join(registered_ids())}; one of "
+            "your own is 'module:id'.)"
+        ) from error
+    keys = list(getattr(env.single_observation_space, "spaces", {}))
+    if "vla_ref" not in keys:  # LIBERO-v0, for example, has pictures and no frozen VLA
+        env.close()
+        raise ValueError(
+            f"env.id {config.id!r} has the observations {keys}; a run needs 'z_rl', 'vla_ref' and 'proprio', as of "
+            "RLToken-LIBERO-v0."
+        )
+    return env
 
 
 def check_device(device: str) -> None:

@@ -1,5 +1,6 @@
 """Small runs without a simulator."""
 
+import math
 import os
 from pathlib import Path
 
@@ -65,3 +66,12 @@ def without_clocks(path):
         return [
             {key: value for key, value in row.items() if key not in CLOCKS and value} for row in csv.DictReader(file)
         ]
+
+
+def textbook_wilson(k, n):
+    """Both ends of Wilson's 95 % interval."""
+    z = 1.959963984540054
+    p = k / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return centre - half, centre + half

@@ -12,6 +12,7 @@ import yaml
 from run_helpers import environment
 
 from rlt_sb3.cli import COMMANDS, main, parse, usage
+from rlt_sb3.config import NAMES
 
 ROOT = Path(__file__).parent.parent
 # `module:id` lets Gymnasium import the module that registers the id.
@@ -59,6 +60,40 @@ def test_help_of_every_command(command, capsys):
         parse(command, ["--help"])
     assert stop.value.code == 0
     assert "--config" in capsys.readouterr().out
+
+
+def test_list_tells_what_settings_take(capsys):
+    assert main(["list"]) == 0
+    names, heading, lines = {}, "", capsys.readouterr().out.splitlines()
+    for line in lines:
+        if line.startswith("  "):
+            names[heading].append(line.split()[0])
+        else:
+            heading = line
+            names[heading] = []
+    assert set(names) == {"algorithm", "env.id", "env.vla", "env.suite", "config"}
+    assert names["algorithm"] == list(NAMES) and {"LIBERO-v0", "RLToken-LIBERO-v0"} <= set(names["env.id"])
+    assert names["env.vla"] == ["mini", "mini-slow", "mini-spatial"]
+    assert "  mini-slow     libero_goal 1, 8" in lines and "  libero_90       tasks 0 to 89, 400 control steps" in lines
+    assert names["env.suite"] == ["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
+    configs = [Path(name).resolve() for name in names["config"]]
+    assert configs == sorted((ROOT / "examples" / "configs").glob("*.yaml"))
+    assert main(["list", "--suite", "libero_goal"]) == 0
+    tasks = capsys.readouterr().out.splitlines()
+    assert len(tasks) == 11 and tasks[2] == "  1  put the bowl on the stove"
+
+
+def test_unknown_names_tell_the_choices(tmp_path, capsys):
+    """Algorithm, suite and VLA, like the id of the environment below."""
+    for args, choices in (
+        (["list", "--suite", "libero_gaol"], "libero_spatial, libero_object, libero_goal, libero_10, libero_90"),
+        (["train", "--env.suite", "libero_gaol"], "libero_spatial, libero_object, libero_goal, libero_10, libero_90"),
+        (["train", "--env.vla", "maxi"], "'mini', 'mini-slow', 'mini-spatial'"),
+        (["train", "--algorithm", "ppo"], ", ".join(NAMES)),
+    ):
+        assert main([*args, *(["--out", str(tmp_path)] if args[0] == "train" else [])]) == 2
+        assert choices in capsys.readouterr().err, args
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_config_file_and_overrides(tmp_path):
@@ -110,10 +145,14 @@ def test_errors_of_the_environment_are_one_line(tmp_path, capsys, monkeypatch):
 
     for name in ("RLToken-LIBRO-v0", "RLToken-LIBERO-v7", "nowhere/X-v0"):
         assert main(["train", "--env.id", name, "--out", str(tmp_path)]) == 2
-        assert f"rlt train: env.id '{name}' cannot be made: " in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert error.startswith(f"rlt train: env.id '{name}' cannot be made: ") and error.count("\n") == 1
+        assert re.search(r"This package has .*\bLIBERO-v0, RLToken-LIBERO-v0;", error)
     monkeypatch.setattr(FakeRLTokenVectorEnv, "__init__", broken)
     # `module:id` lets the toy module register it
     monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "toy_env")
+    assert main(["train", "--env.id", "toy_env:FakeLIBERO-v0", "--out", str(tmp_path)]) == 2
+    assert "has the observations ['agentview', 'proprio', 'wrist']; a run needs" in capsys.readouterr().err
     assert main(["train", "--env.id", "toy_env:FakeRLToken-v0", "--out", str(tmp_path)]) == 1
     assert capsys.readouterr().err == "rlt train: LIBERO workers do not start. No module named 'libero'\n"
     assert list(tmp_path.iterdir()) == []

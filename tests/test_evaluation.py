@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, VectorWrapper
+from run_helpers import textbook_wilson
 from toy_env import ToyVectorEnv
 
 from rlt_sb3.errors import RunError
@@ -88,11 +89,7 @@ def test_clear_errors():
 
 @pytest.mark.parametrize(("k", "n"), [(0, 50), (1, 50), (8, 40), (35, 40), (50, 50), (3, 7)])
 def test_wilson_against_the_textbook(k, n):
-    z = 1.959963984540054
-    p = k / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    assert wilson_interval(k, n) == pytest.approx((centre - half, centre + half), abs=1e-12)
+    assert wilson_interval(k, n) == pytest.approx(textbook_wilson(k, n), abs=1e-12)
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
 

@@ -234,6 +234,53 @@ def test_films_of_training_and_selection(run):
         assert len(imageio.mimread(films[name])) == 2, name
 
 
+class ToyWithLastPicture(toy_env.ToyVectorEnv):
+    """Shows the end of an episode as well, as ``LIBERO-v0`` does; pictures are brighter by 40 after each chunk."""
+
+    def step(self, actions):
+        chunks = self.t + 1
+        obs, rewards, terminations, truncations, infos = super().step(actions)
+        if "final_info" in infos:
+            pictures = np.stack([np.full((16, 16, 3), 40 * number, dtype=np.uint8) for number in chunks])
+            infos["final_info"] |= {"final_frame": pictures, "_final_frame": infos["_final_info"]}
+        return obs, rewards, terminations, truncations, infos
+
+
+gym.register("ToyWithLastPicture-v0", vector_entry_point=ToyWithLastPicture)
+
+
+def chunks_of_toy_episodes(num_steps):
+    """Of two environments: number of the episode, in the order in which they begin -> its length, if it has ended."""
+    lengths, pairs, current, left = [], [1, 0], [0, 0], [0, 0]
+    ended = set()
+    for _ in range(num_steps):
+        for env in range(2):
+            if left[env] == 0:
+                current[env], left[env] = len(lengths), 2 + pairs[env] % 3
+                lengths.append(left[env])
+                pairs[env] += 2
+        for env in range(2):
+            left[env] -= 1
+            if left[env] == 0:
+                ended.add(current[env])
+    return {episode: lengths[episode] for episode in sorted(ended)}
+
+
+def test_films_show_every_chunk_and_the_end(tmp_path, monkeypatch):
+    """One picture before each chunk and one of the end, each of its own environment, in training and in selection."""
+    monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
+    settings = EvalSettings(n_states=2, selection_states=4, selection_every=10**6, videos=False)
+    config = small(tmp_path, "ToyWithLastPicture-v0", total_chunks=60, evaluation=settings, video_every=2)
+    shown = {}
+    for path in (train(config).run / "videos").iterdir():
+        kind, number = path.name.split("-")[0], int(path.name.split("-")[1 if path.name.startswith("train") else 3])
+        shown[kind, number] = [round(float(frame.mean()) / 40) for frame in imageio.mimread(path)]
+    lengths = {("train", episode): chunks for episode, chunks in chunks_of_toy_episodes(30).items()}
+    lengths |= {("selection", pair): 2 + pair % 3 for pair in range(4)}
+    assert len(lengths) > 20
+    assert shown == {key: [*range(chunks + 1)] for key, chunks in lengths.items() if key[1] % 2 == 0}
+
+
 def test_no_film_without_the_setting(tmp_path, monkeypatch):
     monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
     monkeypatch.setattr(toy_env.ToyVectorEnv, "render", lambda self: pytest.fail("rendered"))

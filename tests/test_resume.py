@@ -1,10 +1,12 @@
 """A run that is cut in two and resumed ends where the uninterrupted one ends; what breaks is said, not lost."""
 
+import os
 import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from itertools import groupby
 
 import numpy as np
@@ -164,6 +166,32 @@ def test_killed_run_loses_nothing_but_time(tmp_path, whole):
     assert done.returncode == 0, done.stderr
     assert_same_run(whole, run)
     assert (run / "report.html").is_file() and not list((run / "checkpoints").glob(".*"))
+
+
+def test_crash_in_the_midst_of_training(tmp_path, whole, monkeypatch):
+    """The status is not 0, no process is left, and the run goes on from its last checkpoint as if nothing had been."""
+    save_config(config_of_whole(tmp_path, env_id="toy_env:BreakingRLToken-v0"), tmp_path / "c.yaml")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlt_sb3", "train", "--config", str(tmp_path / "c.yaml")],
+        env=environment(TOY_BREAKS_AT="35"),  # two environments: after 68 of 200 chunks
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert "the simulator has exploded" in process.communicate(timeout=300)[1]
+        assert process.returncode == 1
+        with pytest.raises(ProcessLookupError):  # the group is empty
+            os.killpg(process.pid, 0)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    run = tmp_path / "toy"
+    assert find_checkpoint(run)[1].chunks == 50 and RLT.load(run / "model.zip", device="cpu").num_timesteps == 68
+    monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "toy_env")
+    resume(run)
+    assert_same_run(whole, run)
 
 
 def test_interrupted_run_goes_on(tmp_path, monkeypatch, capsys):

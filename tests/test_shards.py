@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import toy_env  # noqa: F401
-from run_helpers import environment, small
+from run_helpers import environment, small, textbook_wilson
 
 from rlt_sb3.cli import main, normalise
 from rlt_sb3.config import EnvConfig, EvalConfig, EvalSettings, TrainConfig, save_config
@@ -200,6 +200,38 @@ def test_table_has_both_policies_and_every_task(run, capsys):
     assert f"frozen VLA                     all  {4}/{7}" in out
     assert str(result) in out and "McNemar" in out
     assert evaluate_run(EvalConfig(run=str(run), progress=False)).rows == result.rows
+
+
+def test_every_task_has_its_own_numbers(run, tmp_path, capsys):
+    """Eight states of three tasks. The VLA solves the even ones: 0 and 6 of task 3, 4 of task 5, 2 of task 6."""
+    common = ["eval", str(run), "--tasks", "3", "5", "6", "--n_states", "8", "--progress=false"]
+    for model, policies in (("vla", ["frozen VLA"]), ("last", ["frozen VLA", "RLT (last)"])):
+        out = tmp_path / f"{model}.json"
+        assert main([*common, "--model", model, "--out", str(out)]) == 0
+        table = capsys.readouterr().out.splitlines()
+        data = json.loads(out.read_text())
+        outcomes = {data["policy"]: data["rows"], "frozen VLA": (data if model == "vla" else data["vla"])["rows"]}
+        assert sorted(outcomes) == sorted(policies)
+        expected = [f"{'policy':<28}  task  success"]
+        for policy in policies:
+            counts = {}
+            for row in outcomes[policy]:
+                for task in ("all", row["task_id"]):
+                    k, n = counts.get(task, (0, 0))
+                    counts[task] = (k + row["success"], n + 1)
+            if policy == "frozen VLA":
+                assert counts == {"all": (4, 8), 3: (2, 3), 5: (1, 3), 6: (1, 2)}
+            for task, name in (("all", policy), (3, ""), (5, ""), (6, "")):
+                k, n = counts[task]
+                low, high = textbook_wilson(k, n)
+                expected.append(f"{name:<28} {task:>5}  {k}/{n} ({k / n:.0%}, 95 % CI {low:.0%} to {high:.0%})")
+        assert table[: len(expected)] == expected
+        assert list(data["per_task"]) == ["3", "5", "6"]
+        for task, part in data["per_task"].items():  # of the model asked for, the last one in the table
+            k, n = counts[int(task)]
+            assert (part["successes"], part["n"]) == (k, n)
+            assert part["wilson_95"] == pytest.approx(textbook_wilson(k, n), abs=1e-12)
+            assert part["rows"] == [row for row in data["rows"] if row["task_id"] == int(task)]
 
 
 def test_tasks_are_chosen(run, by_module, capsys):

@@ -49,6 +49,19 @@ def assert_all_end(pids, seconds=30):
     assert not [pid for pid in pids if alive(pid)]
 
 
+def descriptors():
+    """Sockets, pipes and logs that this process has open. (The memory of the pictures goes with the object.)"""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except FileNotFoundError:  # what the listing itself had open
+            continue
+        if target.startswith(("socket:", "pipe:")) or "-log" in target:
+            found.add((entry.name, target))
+    return found
+
+
 def zygote_of(env):
     """Process id of the zygote, the parent of the workers."""
     with open(f"/proc/{env.worker_pids[0]}/stat") as file:
@@ -147,6 +160,7 @@ def interpreter(tmp_path):
 def test_too_many_restarts_raise_with_the_last_words_and_close_ends_the_zygote(interpreter):
     # its own interpreter, so that it does not share the zygote of the other environments here
     start = {"worker_python": interpreter, "worker_start": "zygote"}
+    before = descriptors()
     env = LiberoVectorEnv(1, "libero_goal", [1], chunk_length=1, max_restarts=1, **start, **FAST)
     pids = [*env.worker_pids, zygote_of(env)]
     for _ in range(2):
@@ -161,6 +175,7 @@ def test_too_many_restarts_raise_with_the_last_words_and_close_ends_the_zygote(i
     env.close()
     env.close()
     assert_all_end(pids)
+    assert descriptors() <= before
 
 
 def test_a_dead_zygote_is_replaced_with_its_workers(env):
@@ -178,6 +193,7 @@ def test_a_dead_zygote_is_replaced_with_its_workers(env):
 
 
 def test_close_during_a_step_ends_it():
+    before = descriptors()
     env = LiberoVectorEnv(1, "libero_goal", [1], chunk_length=1, **FAST)
     env.reset(seed=0)
     inject(env, 0, "hang_at_step")
@@ -196,6 +212,7 @@ def test_close_during_a_step_ends_it():
     thread.join(timeout=60)
     assert raised
     assert_all_end(pids)
+    assert descriptors() <= before
 
 
 _PARENT = """
@@ -259,6 +276,7 @@ def test_another_interpreter_by_plain_subprocess_gives_the_same_bits(env, interp
     actions = np.random.default_rng(0).uniform(-1, 1, (2, CHUNK, 7)).astype(np.float32)
     expected_next = env.step(actions)[0]
     # one env plays the episode that the last of two plays
+    before = descriptors()
     other = LiberoVectorEnv(
         1, "libero_goal", [1], chunk_length=CHUNK, max_episode_steps=50, worker_python=interpreter, **FAST
     )
@@ -266,6 +284,7 @@ def test_another_interpreter_by_plain_subprocess_gives_the_same_bits(env, interp
     assert all(np.array_equal(obs[key][0], expected[key][1]) for key in obs)
     obs = other.step(actions[1:])[0]
     other.close()
+    assert descriptors() <= before
     assert all(np.array_equal(obs[key][0], expected_next[key][1]) for key in obs)
 
 

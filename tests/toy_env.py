@@ -1,9 +1,15 @@
 """A chunked environment without a simulator, whose every outcome is known beforehand."""
 
+import os
+import subprocess
+import sys
+
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
+
+from rlt_gym.testing import FakeRLTokenVectorEnv
 
 CHUNK = (2, 3)
 
@@ -102,6 +108,33 @@ class ToyVectorEnv(gym.vector.VectorEnv):
         self.closed_workers = True
 
 
+class BreakingVectorEnv(FakeRLTokenVectorEnv):
+    """
+    Has a process of its own, as simulators do. Breaks in the training step that the environment variable
+    ``TOY_BREAKS_AT`` names: a setting would be part of the run, and the resumed run would break again.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.breaks_at = int(os.environ.get("TOY_BREAKS_AT", -1))
+        self.training_steps = 0
+        program = [sys.executable, "-c", "import time; time.sleep(600)"]
+        self.worker = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def step(self, actions):
+        self.training_steps += self.init_states == "train"
+        if self.training_steps == self.breaks_at:
+            raise RuntimeError("the simulator has exploded")
+        return super().step(actions)
+
+    def close_extras(self, **kwargs):
+        self.worker.kill()
+        self.worker.wait()
+
+
 gym.register("ToyRLToken-v0", vector_entry_point=ToyVectorEnv)
 # Its training states depend on the seed, its policies can learn.
 gym.register("FakeRLToken-v0", vector_entry_point="rlt_gym.testing:FakeRLTokenVectorEnv")
+# As LIBERO-v0: no VLA.
+gym.register("FakeLIBERO-v0", vector_entry_point="rlt_gym.testing:FakeLiberoVectorEnv")
+gym.register("BreakingRLToken-v0", vector_entry_point=BreakingVectorEnv)
