@@ -35,21 +35,19 @@ def make_models(dim: int, batch: int, rows: int, device: str, compiled: str | No
 
     shared = dict(learning_starts=10 * rows, buffer_size=2 * rows, batch_size=batch, seed=0, device=device)
     equal = dict(n_critics=2, n_steps=1, actor_q="first", critic_precision="float32", critic_warmup_updates=0)
+    equal["policy_kwargs"] = {"net_arch": NET, "layer_norm": False}
+
+    def equal_rlt(**kwargs: str) -> RLT:
+        return RLT("MultiInputPolicy", venv(), **(equal | shared | kwargs))
+
     models = {
         "TD3": TD3("MultiInputPolicy", venv(), policy_kwargs={"net_arch": NET}, **shared),
-        "RLT": RLT("MultiInputPolicy", venv(), policy_kwargs={"net_arch": NET, "layer_norm": False}, **equal, **shared),
-        "bfloat16": RLT(
-            "MultiInputPolicy",
-            venv(),
-            policy_kwargs={"net_arch": NET, "layer_norm": False},
-            **(equal | {"critic_precision": "bfloat16"}),
-            **shared,
-        ),
+        "RLT": equal_rlt(),
+        "bfloat16": equal_rlt(critic_precision="bfloat16"),
         "default": RLT("MultiInputPolicy", venv(), **shared),
     }
     if compiled is not None:
-        kwargs = {"policy_kwargs": {"net_arch": NET, "layer_norm": False}} | equal | shared
-        models["compiled"] = model = RLT("MultiInputPolicy", venv(), **kwargs)
+        models["compiled"] = model = equal_rlt()
         for critic in (model.critic, model.critic_target):
             critic.q_values = th.compile(critic.q_values, mode=compiled)
         for actor in (model.actor, model.actor_target):

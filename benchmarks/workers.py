@@ -69,12 +69,12 @@ def measure(start: str, arguments: argparse.Namespace) -> dict[str, float]:
     return result
 
 
-def training_memory(num_envs: int, arguments: argparse.Namespace) -> dict[str, float | None]:
+def training_memory(num_envs: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """
     Memory of RLT with its environment after some updates, MB; run this in a process of its own.
 
     :return: ``workers`` (all of them), ``zygote``, ``process`` (PyTorch, VLA, encoder, learner, an almost empty
-        buffer) and ``gpu``, the most that was reserved (None without a GPU); ``parameters of ...`` are counts, not MB
+        buffer) and ``gpu``, the most that was reserved (None without a GPU); ``parameters`` are counts
     """
     import torch
 
@@ -93,21 +93,21 @@ def training_memory(num_envs: int, arguments: argparse.Namespace) -> dict[str, f
     raw = env.unwrapped
     assert isinstance(raw, LiberoVectorEnv)
     zygote = parent_of(raw.worker_pids[0])
+    modules = {"VLA": env.vla.net, "RL token": env.encoder, "actor": model.actor, "critics": model.critic}
     found = {
         "workers": sum(pss_mb(pid) for pid in raw.worker_pids),
         "zygote": pss_mb(zygote) if zygote != os.getpid() else 0.0,
         "process": pss_mb(os.getpid()),
         "gpu": torch.cuda.max_memory_reserved() / 2**20 if device == "cuda" else None,
+        "parameters": {name: count_parameters(module) for name, module in modules.items()},
     }
-    modules = {"VLA": env.vla.net, "RL token": env.encoder, "actor": model.actor, "critics": model.critic}
-    found |= {f"parameters of {name}": count_parameters(module) for name, module in modules.items()}
     env.close()
     return found
 
 
 def print_training_memory(sizes: list[int], arguments: argparse.Namespace) -> None:
     """One row per number of environments, each measured in a fresh process."""
-    rows: dict[int, dict[str, float | None]] = {}
+    rows: dict[int, dict[str, Any]] = {}
     for size in sizes:
         if len(sizes) == 1 and arguments.json:
             rows[size] = training_memory(size, arguments)
@@ -126,8 +126,8 @@ def print_training_memory(sizes: list[int], arguments: argparse.Namespace) -> No
         gpu = "no GPU" if row["gpu"] is None else f"{row['gpu']:.0f}"
         cells = [workers, workers / size, *others, workers + sum(others)]
         print(f"| {size} | " + " | ".join(f"{cell:.0f}" for cell in cells) + f" | {gpu} |")
-    counts = {key: count for key, count in rows[sizes[0]].items() if key.startswith("parameters")}
-    print("\n" + ", ".join(f"{key}: {count:,}" for key, count in counts.items()))
+    counts = rows[sizes[0]]["parameters"]  # the same for any number of environments
+    print("\nparameters: " + ", ".join(f"{name} {count:,}" for name, count in counts.items()))
 
 
 def numbers(text: str) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from rlt_gym.demos import DemoWriter
-from rlt_gym.libero.experts import check_expert
+from rlt_gym.libero.experts import check_expert, check_motion
 from rlt_gym.libero.tasks import SUITE_HORIZONS, LiberoTask, get_tasks
 from rlt_gym.libero.vector_env import SPLIT_SIZES, LiberoVectorEnv
 
@@ -51,10 +51,7 @@ class CollectConfig:
         get_tasks(self.suite, self.task_ids)
         if self.demos < 1:
             raise ValueError(f"demos is {self.demos}; it must be at least 1")
-        if not 0.0 <= self.noise <= 1.0:
-            raise ValueError(f"noise is {self.noise}; it must lie in [0, 1]: it is a share of the action range")
-        if not 0.0 < self.speed <= 1.0:
-            raise ValueError(f"speed is {self.speed}; it must lie in (0, 1]: it is a share of the action range")
+        check_motion(self.noise, self.speed)
 
 
 def collect(config: CollectConfig) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -65,16 +65,20 @@ LISTS = {
 TASKS = "rlt_gym.choices:tasks"
 
 
+def _columns(names: Mapping[str, str]) -> list[str]:
+    """:return: one line per name, what it means beside it"""
+    width = max(map(len, names), default=0)
+    return [f"  {name:<{width}}  {text}".rstrip() for name, text in names.items()]
+
+
 def usage() -> str:
     """What ``rlt --help`` prints; needs no import."""
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {text}" for name, (_, _, text) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: rlt COMMAND [--config FILE.yaml] [--setting VALUE ...]",
             "",
             "commands:",
-            *lines,
+            *_columns({name: text for name, (_, _, text) in COMMANDS.items()}),
             "",
             "rlt COMMAND --help lists the settings.",
         ]
@@ -170,8 +174,7 @@ def list_names(config: ListConfig) -> None:
     else:
         lists = {setting: _load(function)() for setting, function in LISTS.items()}
     for setting, names in lists.items():
-        width = max(map(len, names), default=0)
-        print("\n".join([setting, *(f"  {name:<{width}}  {text}".rstrip() for name, text in names.items())]))
+        print("\n".join([setting, *_columns(names)]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_collection_modifyitems(config, items):
     """Leave out what takes minutes unless it is asked for by name: such tests bear other marks as well."""
-    for mark in {"exact", "expensive"} - set(config.option.markexpr.split()):
+    for mark in ("exact", "expensive"):
+        if mark in config.option.markexpr:
+            continue
         long = [item for item in items if item.get_closest_marker(mark)]
         items[:] = [item for item in items if item not in long]
         config.hook.pytest_deselected(items=long)

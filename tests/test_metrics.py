@@ -83,6 +83,8 @@ def test_numbers(run):
     assert metrics["rollout/worker_restarts"][last] == 0
     # two environments, 98 chunks stored before the last step; they are 2, 4, ... 98 chunks old
     assert metrics["buffer/rows"][last] == 98 and metrics["buffer/age_chunks"][last] == np.arange(2, 100, 2).mean()
+    known = metrics["rollout/throughput"][~np.isnan(metrics["rollout/throughput"])]
+    assert (known >= 0).all() and known.max() > 0
     # three successes in 600 control steps (half a simulated minute) are sixty in ten minutes
     assert throughput(3, 600) == 60.0 and throughput(0, 0) == 0.0
     # during learning_starts the VLA's chunks are played

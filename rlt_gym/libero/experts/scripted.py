@@ -40,6 +40,20 @@ def in_order(goals: list[list[str]]) -> list[list[str]]:
     return sorted(goals, key=rank)
 
 
+def check_motion(noise: float, speed: float) -> None:
+    """
+    Refuse settings of the expert's motion, before anything is started.
+
+    :param noise: see :class:`ScriptedExpert`
+    :param speed: see :class:`ScriptedExpert`
+    :raises ValueError: if one is out of range
+    """
+    if not 0.0 <= noise <= 1.0:
+        raise ValueError(f"noise is {noise}; it must lie in [0, 1]: it is a share of the action range")
+    if not 0.0 < speed <= 1.0:
+        raise ValueError(f"speed is {speed}; it must lie in (0, 1]: it is a share of the action range")
+
+
 class ScriptedExpert:
     """
     Solves a LIBERO task from the simulator's state.
@@ -61,10 +75,7 @@ class ScriptedExpert:
     slew = 0.5
 
     def __init__(self, env: Any, noise: float = 0.0, speed: float = 0.9):
-        if not 0.0 <= noise <= 1.0:
-            raise ValueError(f"noise is {noise}, must lie in [0, 1]: it is a share of the action range")
-        if not 0.0 < speed <= 1.0:
-            raise ValueError(f"speed is {speed}, must lie in (0, 1]: it is a share of the action range")
+        check_motion(noise, speed)
         self.env = env
         self.noise = noise
         self.speed = speed
