@@ -47,7 +47,7 @@ class Stock:
     """LIBERO as it comes; without ``pictures`` it has no cameras at all."""
 
     def __init__(self, suite: str, task: int, assets: str, pictures: bool = True):
-        from rlt_gym.assets import resolve_assets
+        from rlt_gym.libero.assets import resolve_assets
         from rlt_gym.libero.bootstrap import prepare_libero
         from rlt_gym.libero.tasks import get_task, load_init_states
 
@@ -83,7 +83,7 @@ class Ours:
     """Our simulator in this process."""
 
     def __init__(self, suite: str, task: int, assets: str, render: str = "exact", pictures: bool = True):
-        from rlt_gym.assets import resolve_assets
+        from rlt_gym.libero.assets import resolve_assets
         from rlt_gym.libero.bootstrap import prepare_libero
 
         prepare_libero(resolve_assets(assets).path)
@@ -140,7 +140,7 @@ class Vector:
             return
         makers = [lambda: StockAsGymnasium(suite, task, assets) for _ in range(number)]
         if kind == "subproc":
-            from rlt_gym.assets import resolve_assets
+            from rlt_gym.libero.assets import resolve_assets
             from rlt_gym.libero.bootstrap import prepare_libero
 
             prepare_libero(resolve_assets(assets).path)

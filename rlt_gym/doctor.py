@@ -130,7 +130,7 @@ def check_gl() -> Iterator[Finding]:
 
 def check_assets(assets: str) -> Iterator[Finding]:
     """Where the official assets were looked for, and which ones are in use."""
-    from rlt_gym.assets.resolve import missing_files, official_locations, resolve_assets
+    from rlt_gym.libero.assets.resolve import missing_files, official_locations, resolve_assets
 
     for what, folder in official_locations():
         if not folder.is_dir():

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 #: name -> (settings, function, one line of help), the first two as "module:attribute"
 COMMANDS = {
     "collect": (
-        "rlt_gym.collect:CollectConfig",
-        "rlt_gym.collect:collect",
+        "rlt_gym.libero.collect:CollectConfig",
+        "rlt_gym.libero.collect:collect",
         "write demonstrations of the scripted expert",
     ),
     "train-vla": (
@@ -41,8 +41,8 @@ COMMANDS = {
     ),
     "eval": ("rlt_sb3.config:EvalConfig", "rlt_sb3.eval_run:evaluate_run", "evaluate a model of a run"),
     "assets": (
-        "rlt_gym.assets.command:AssetsConfig",
-        "rlt_gym.assets.command:assets",
+        "rlt_gym.libero.assets.command:AssetsConfig",
+        "rlt_gym.libero.assets.command:assets",
         "check, download, verify or draw (sheet) the assets of LIBERO's tasks",
     ),
     "doctor": ("rlt_gym.doctor:DoctorConfig", "rlt_gym.doctor:doctor", "what is installed, what works, what to mend"),

@@ -17,14 +17,14 @@ import pytest
 
 pytest.importorskip("libero")
 
-from rlt_gym.assets import embedded_assets, resolve, resolve_assets
-from rlt_gym.assets.builder import build_files
-from rlt_gym.assets.catalogue import CATALOGUE
-from rlt_gym.assets.groceries import CREAM_CHEESE
-from rlt_gym.assets.paints import PAINTS, TEXTURES
-from rlt_gym.assets.schema import Asset, Scene, Texture
-from rlt_gym.assets.shapes import UPRIGHT, Box, Cylinder, Prism, Ring, quat_multiply, rotate, slab, turn, turned
-from rlt_gym.assets.textures import render_texture
+from rlt_gym.libero.assets import embedded_assets, resolve, resolve_assets
+from rlt_gym.libero.assets.builder import build_files
+from rlt_gym.libero.assets.catalogue import CATALOGUE
+from rlt_gym.libero.assets.groceries import CREAM_CHEESE
+from rlt_gym.libero.assets.paints import PAINTS, TEXTURES
+from rlt_gym.libero.assets.schema import Asset, Scene, Texture
+from rlt_gym.libero.assets.shapes import UPRIGHT, Box, Cylinder, Prism, Ring, quat_multiply, rotate, slab, turn, turned
+from rlt_gym.libero.assets.textures import render_texture
 from rlt_gym.libero.bootstrap import prepare_libero
 from rlt_gym.libero.tasks import libero_root
 
@@ -220,7 +220,7 @@ def _fake_official(folder: Path) -> Path:
 
 
 def test_auto_falls_back_and_says_so_once(no_official: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="rlt_gym.assets.resolve"):
+    with caplog.at_level(logging.WARNING, logger="rlt_gym.libero.assets.resolve"):
         info = resolve_assets()
         resolve_assets("auto")
     assert info.kind == "embedded"

@@ -14,12 +14,12 @@ import pytest
 
 pytest.importorskip("libero")
 
-from rlt_gym.assets import embedded_assets
-from rlt_gym.assets.catalogue import CATALOGUE
-from rlt_gym.assets.command import AssetsConfig
-from rlt_gym.assets.fixtures import MICROWAVE
-from rlt_gym.assets.needed import missing_by_suite, task_entries
-from rlt_gym.assets.sheet import contact_sheet
+from rlt_gym.libero.assets import embedded_assets
+from rlt_gym.libero.assets.catalogue import CATALOGUE
+from rlt_gym.libero.assets.command import AssetsConfig
+from rlt_gym.libero.assets.fixtures import MICROWAVE
+from rlt_gym.libero.assets.needed import missing_by_suite, task_entries
+from rlt_gym.libero.assets.sheet import contact_sheet
 from rlt_gym.libero.bootstrap import prepare_libero
 from rlt_gym.libero.tasks import SUITE_HORIZONS, get_task, get_tasks, load_init_states
 from rlt_sb3.cli import main
@@ -48,7 +48,7 @@ def pack(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.sim
 @pytest.mark.parametrize(("suite", "task_id"), SLICE)
 def test_task_on_embedded_assets(suite: str, task_id: int) -> None:
-    from rlt_gym.assets.verify import verify_task
+    from rlt_gym.libero.assets.verify import verify_task
 
     report = verify_task(suite, task_id, states=(0, 49))
     assert report.problems == []
@@ -58,7 +58,7 @@ def test_task_on_embedded_assets(suite: str, task_id: int) -> None:
 @pytest.mark.sim
 def test_verification_sees_what_is_wrong() -> None:
     """The checks themselves: a body in the table, one that flies, a joint with other limits, a goal out of reach."""
-    from rlt_gym.assets import verify
+    from rlt_gym.libero.assets import verify
 
     bench = verify.Bench("libero_spatial", 0)
     try:
@@ -91,7 +91,7 @@ def test_verification_sees_what_is_wrong() -> None:
 def test_all_tasks_of_a_suite(suite: str, request: pytest.FixtureRequest) -> None:
     if "all_tasks" not in request.config.option.markexpr:
         pytest.skip("takes minutes: select it with -m all_tasks")
-    from rlt_gym.assets.verify import verify_task
+    from rlt_gym.libero.assets.verify import verify_task
 
     problems = {task.name: verify_task(suite, task.task_id, states=(0, 25, 49)).problems for task in get_tasks(suite)}
     assert {name: found for name, found in problems.items() if found} == {}

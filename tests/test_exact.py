@@ -339,7 +339,7 @@ def test_what_cannot_be_compiled_runs_through_robosuites_loop():
     code = """
 import warnings
 import numpy as np
-from rlt_gym.assets import resolve_assets
+from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.bootstrap import prepare_libero
 prepare_libero(resolve_assets("embedded").path)
 from rlt_gym.libero import simulator as module
@@ -374,7 +374,7 @@ def test_fixtures_stand_where_stock_puts_them_in_a_scene_with_an_open_drawer():
     """The drawer's random draws come before the cabinet's place. In a process of its own, as above."""
     code = """
 import numpy as np
-from rlt_gym.assets import resolve_assets
+from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.bootstrap import prepare_libero
 prepare_libero(resolve_assets("embedded").path)
 from libero.libero.envs.env_wrapper import ControlEnv

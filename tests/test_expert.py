@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from rlt_gym.assets import embedded_assets
-from rlt_gym.collect import CollectConfig, collect
 from rlt_gym.demos import DemoFile
+from rlt_gym.libero.assets import embedded_assets
+from rlt_gym.libero.collect import CollectConfig, collect
 from rlt_gym.libero.experts import SOLVED_TASKS, NoSkillError, check_expert, make_expert
 from rlt_gym.libero.experts.clearance import blocked, drawer_way, place_aside
 from rlt_gym.libero.experts.evaluate import evaluate, run_episode

@@ -76,8 +76,8 @@ def test_bad_arguments_raise_before_any_process_starts(monkeypatch):
 def test_mini_vla_on_other_assets_warns(monkeypatch, tmp_path):
     """It has never seen them; without a word its few successes would look like a bug."""
     import rlt_gym.libero.vector_env as module
-    from rlt_gym.assets import AssetsInfo
-    from rlt_gym.assets import resolve_assets as resolve
+    from rlt_gym.libero.assets import AssetsInfo
+    from rlt_gym.libero.assets import resolve_assets as resolve
 
     monkeypatch.setattr(module, "resolve_assets", lambda assets: AssetsInfo(resolve("embedded").path, "official"))
     with pytest.warns(UserWarning, match="assets='embedded'"):

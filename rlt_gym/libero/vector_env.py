@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rlt_gym.assets import resolve_assets
+from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.hooks import check_hook, check_one_env, hook_info
 from rlt_gym.libero.processes import LaunchPlan
 from rlt_gym.libero.tasks import SPLITS, SUITE_HORIZONS, get_tasks

@@ -70,7 +70,7 @@ def evaluate(
         raise ValueError(f"episodes is {episodes}, must be at least 1")
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}, must be one of {', '.join(SPLITS)}")
-    from rlt_gym.assets import resolve_assets
+    from rlt_gym.libero.assets import resolve_assets
     from rlt_gym.libero.bootstrap import prepare_libero
     from rlt_gym.libero.experts.scripted import NoSkillError
 

@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 from PIL import Image
 
-from rlt_gym.assets.schema import Texture
+from rlt_gym.libero.assets.schema import Texture
 
 SIZE = 64
 """Pixels per side. Cameras of 64 to 256 pixels see no more, and upload is quick."""

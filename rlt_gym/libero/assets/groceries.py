@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlt_gym.assets.schema import Asset
-from rlt_gym.assets.shapes import Box, Prism, Shape, slab, turn, turned
+from rlt_gym.libero.assets.schema import Asset
+from rlt_gym.libero.assets.shapes import Box, Prism, Shape, slab, turn, turned
 
 _UP_IS_Y = turn(x=-90)
 """Turns a design whose up is z into a body whose up is y."""

@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from rlt_gym.assets.needed import missing_by_suite
-from rlt_gym.assets.resolve import official_locations, resolve_assets
+from rlt_gym.libero.assets.needed import missing_by_suite
+from rlt_gym.libero.assets.resolve import official_locations, resolve_assets
 from rlt_gym.libero.bootstrap import prepare_libero
 from rlt_gym.libero.tasks import SUITE_HORIZONS, get_tasks
 
@@ -141,7 +141,7 @@ def _rollout(suite: str, task_id: int, steps: int) -> list[str]:
 
 def verify(config: AssetsConfig) -> int:
     """:return: Exit status: 0 if every task passed, else 1."""
-    from rlt_gym.assets.verify import verify_task
+    from rlt_gym.libero.assets.verify import verify_task
 
     assets = resolve_assets(config.assets)
     prepare_libero(assets.path)
@@ -166,7 +166,7 @@ def verify(config: AssetsConfig) -> int:
 
 def sheet(config: AssetsConfig) -> int:
     """:return: Exit status 0."""
-    from rlt_gym.assets.sheet import write_sheet
+    from rlt_gym.libero.assets.sheet import write_sheet
 
     assets = resolve_assets(config.assets)
     prepare_libero(assets.path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlt_gym.assets.schema import Paint, Texture
+from rlt_gym.libero.assets.schema import Paint, Texture
 
 # Names of files that LIBERO's style code puts in place of a scene's floor and wall textures, and our own.
 TEXTURES: dict[str, Texture] = {

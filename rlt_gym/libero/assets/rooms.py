@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlt_gym.assets.schema import Camera, Part, Scene
-from rlt_gym.assets.shapes import Box, slab, turn
+from rlt_gym.libero.assets.schema import Camera, Part, Scene
+from rlt_gym.libero.assets.shapes import Box, slab, turn
 
 _WALLS = (
     # Thin along their own z: MuJoCo lays a flat texture on x and y.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from rlt_gym.assets.schema import Asset, Joint, Lamp, Part, Region
-from rlt_gym.assets.shapes import Box, Cylinder, Prism, Shape, Vec3, slab, turn
+from rlt_gym.libero.assets.schema import Asset, Joint, Lamp, Part, Region
+from rlt_gym.libero.assets.shapes import Box, Cylinder, Prism, Shape, Vec3, slab, turn
 
 
 def _drawer(level: str, region_z: float, centre_z: float, case: str, front: str, handle: str) -> Part:
@@ -53,7 +53,7 @@ def _cabinet(name: str, case: str, front: str, handle: str, parts_collide: bool)
     :param case: Paint of the case.
     :param front: Paint of the drawers' fronts.
     :param handle: Paint of the handles.
-    :param parts_collide: As of :class:`~rlt_gym.assets.schema.Asset`.
+    :param parts_collide: As of :class:`~rlt_gym.libero.assets.schema.Asset`.
     :return: A cabinet of three drawers that open towards -y.
     """
     return Asset(

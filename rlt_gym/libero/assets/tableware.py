@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlt_gym.assets.schema import Asset, Region
-from rlt_gym.assets.shapes import Box, Prism, Ring, Shape, slab, turn
+from rlt_gym.libero.assets.schema import Asset, Region
+from rlt_gym.libero.assets.shapes import Box, Prism, Ring, Shape, slab, turn
 
 AKITA_BLACK_BOWL = Asset(
     "stable_scanned_objects/akita_black_bowl/akita_black_bowl.xml",

@@ -8,8 +8,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlt_gym.assets.builder import embedded_assets
-from rlt_gym.assets.catalogue import CATALOGUE
+from rlt_gym.libero.assets.builder import embedded_assets
+from rlt_gym.libero.assets.catalogue import CATALOGUE
 from rlt_gym.libero.tasks import libero_root
 
 logger = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rlt_gym.assets.catalogue import CATALOGUE
-from rlt_gym.assets.paints import PAINTS, TEXTURES
-from rlt_gym.assets.schema import Asset, Joint, Lamp, Paint, Part, Region, Scene
-from rlt_gym.assets.shapes import ORIGIN, UPRIGHT, Geom, Quat, Shape, Vec3
-from rlt_gym.assets.textures import render_texture
+from rlt_gym.libero.assets.catalogue import CATALOGUE
+from rlt_gym.libero.assets.paints import PAINTS, TEXTURES
+from rlt_gym.libero.assets.schema import Asset, Joint, Lamp, Paint, Part, Region, Scene
+from rlt_gym.libero.assets.shapes import ORIGIN, UPRIGHT, Geom, Quat, Shape, Vec3
+from rlt_gym.libero.assets.textures import render_texture
 from rlt_gym.libero.bootstrap import cache_dir
 
 # LIBERO's contact predicates count the geoms of group 0 only, its renderer draws those of group 1 only.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlt_gym.assets.shapes import ORIGIN, UPRIGHT, Quat, Shape, Vec3
+from rlt_gym.libero.assets.shapes import ORIGIN, UPRIGHT, Quat, Shape, Vec3
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Paint:
     Colour and surface.
 
     :param rgb: Red, green, blue in [0, 1]; multiplies the texture if there is one.
-    :param texture: Name of a texture in :data:`rlt_gym.assets.paints.TEXTURES`.
+    :param texture: Name of a texture in :data:`rlt_gym.libero.assets.paints.TEXTURES`.
     :param gloss: Specular highlight in [0, 1]. Reflection is never used: it doubles the time of rendering.
     """
 
@@ -28,7 +28,7 @@ class Paint:
 @dataclass(frozen=True)
 class Texture:
     """
-    A tiny picture that is computed, see :mod:`rlt_gym.assets.textures`.
+    A tiny picture that is computed, see :mod:`rlt_gym.libero.assets.textures`.
 
     :param pattern: ``"tiles"``, ``"grain"`` (wood), ``"speckle"`` or ``"weave"``.
     :param rgb: Base colour in [0, 1].
