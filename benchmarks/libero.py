@@ -410,7 +410,7 @@ def main() -> None:
         if args.json:
             from pathlib import Path
 
-            from rlt_gym.utils.files import write_json
+            from rlt_gym.core.files import write_json
 
             path = Path(args.json)
             content = json.loads(path.read_text()) if path.exists() else {}

@@ -19,7 +19,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from rlt_gym.utils.files import atomic_write
+from rlt_gym.core.files import atomic_write
 
 _OBS_KEYS = {"agentview": "agentview_rgb", "wrist": "eye_in_hand_rgb"}
 

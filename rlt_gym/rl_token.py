@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from rlt_gym.utils.files import atomic_write, write_json
+from rlt_gym.core.files import atomic_write, write_json
 from rlt_gym.vla.base import TOKEN_KINDS, WEIGHTS_DIR, FrozenVLA, VLAOutput, fingerprint
 
 if TYPE_CHECKING:

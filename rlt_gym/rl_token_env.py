@@ -9,8 +9,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
+from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.libero.hooks import ACTION_SIZE
-from rlt_gym.wrappers import GripperPenalty
 
 if TYPE_CHECKING:
     import os
@@ -217,7 +217,7 @@ def check_chunk_length(chunk_length: int, vla: "FrozenVLA") -> int:
 
 def _penalty_arguments(gripper_penalty: float | Mapping[str, Any]) -> dict[str, Any]:
     """
-    :param gripper_penalty: The cost, or keyword arguments of :class:`~rlt_gym.wrappers.GripperPenalty`.
+    :param gripper_penalty: The cost, or keyword arguments of :class:`~rlt_gym.core.wrappers.GripperPenalty`.
     :return: The keyword arguments.
     :raises ValueError: An unknown argument, or a value out of range.
     """
@@ -256,7 +256,7 @@ def make_rl_token_vec(
     :param device: Where VLA and encoder run.
     :param render: ``"fast"``, the pictures that the shipped MiniVLA was trained on, or ``"exact"``, LIBERO's own.
     :param gripper_penalty: Cost of each opening or closing of the gripper, or a dict of all arguments of
-        :class:`~rlt_gym.wrappers.GripperPenalty`; ``None`` for none.
+        :class:`~rlt_gym.core.wrappers.GripperPenalty`; ``None`` for none.
     :param raw_env_kwargs: Further arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv`.
     :return: The environment.
     :raises ValueError: If an argument is wrong; no process has been started then.

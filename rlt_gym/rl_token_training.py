@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from rlt_gym.core.files import git_commit
 from rlt_gym.demos import DemoSet, load_demo_set
 from rlt_gym.rl_token import (
     RLTokenConfig,
@@ -23,7 +24,6 @@ from rlt_gym.rl_token import (
     save_rl_token,
     select_tokens,
 )
-from rlt_gym.utils.files import git_commit
 from rlt_gym.vla.base import FrozenVLA, load_vla
 from rlt_gym.vla.imitation import cpu_has_bfloat16
 from rlt_gym.vla.mini import MiniVLA

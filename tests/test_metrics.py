@@ -16,8 +16,8 @@ from run_helpers import ROOT, quick, small
 from stable_baselines3.common.logger import Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.testing import FakeRLTokenVectorEnv
-from rlt_gym.wrappers import GripperPenalty
 from rlt_sb3.algorithms import make_model, make_vec_env
 from rlt_sb3.config import EvalSettings
 from rlt_sb3.metrics import CSVWriter, MetricsCallback, WandbWriter, throughput

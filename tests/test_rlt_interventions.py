@@ -5,8 +5,8 @@ import pytest
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecMonitor
 
+from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.testing import FakeRLTokenVectorEnv
-from rlt_gym.wrappers import GripperPenalty
 from rlt_sb3 import RLT, GymnasiumVecEnv
 from rlt_sb3.common.q_gap import QGapTracker
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.testing import FakeLiberoVectorEnv, check_vector_env
-from rlt_gym.wrappers import GripperPenalty
 
 
 def closes_at(step, chunks=5, length=4, num_envs=2):

@@ -1,1 +1,0 @@
-"""Small helpers shared by the parts of `rlt_gym`."""
