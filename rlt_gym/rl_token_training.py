@@ -13,7 +13,7 @@ from torch import nn
 from tqdm import tqdm
 
 from rlt_gym.core.files import git_commit
-from rlt_gym.demos import DemoSet, load_demo_set
+from rlt_gym.data.libero_hdf5 import DemoSet, load_demo_set
 from rlt_gym.rl_token import (
     RLTokenConfig,
     RLTokenDecoder,

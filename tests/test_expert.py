@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from rlt_gym.demos import DemoFile
+from rlt_gym.data.libero_hdf5 import DemoFile
 from rlt_gym.libero.assets import embedded_assets
 from rlt_gym.libero.collect import CollectConfig, collect
 from rlt_gym.libero.experts import SOLVED_TASKS, NoSkillError, check_expert, make_expert

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from test_offline import C, CountingVLA, ReadingEncoder, action, space
 
-from rlt_gym.demos import DemoWriter
-from rlt_gym.lerobot_data import LeRobotFolder, gripper_to_env
+from rlt_gym.data.lerobot import LeRobotFolder, gripper_to_env
+from rlt_gym.data.libero_hdf5 import DemoWriter
 from rlt_gym.transitions import EncodeDemosConfig, encode_demos
 from rlt_sb3.common.offline import load_transitions
 

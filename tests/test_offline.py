@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from stable_baselines3.common.vec_env import VecMonitor
 
-from rlt_gym.demos import DemoWriter
+from rlt_gym.data.libero_hdf5 import DemoWriter
 from rlt_gym.rl_token import RLTokenConfig, RLTokenEncoder, frozen_fingerprint
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_gym.transitions import EncodeDemosConfig, encode_demos

@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from rlt_gym.demos import DemoWriter
+from rlt_gym.data.libero_hdf5 import DemoWriter
 from rlt_gym.libero.experts import check_expert, check_motion
 from rlt_gym.libero.tasks import SUITE_HORIZONS, LiberoTask, get_tasks
 from rlt_gym.libero.vector_env import SPLIT_SIZES, LiberoVectorEnv

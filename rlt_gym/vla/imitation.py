@@ -15,7 +15,7 @@ from torch import nn
 from tqdm import tqdm
 
 from rlt_gym.core.files import git_commit
-from rlt_gym.demos import DemoFile, DemoSet, expand_paths, load_demo_set
+from rlt_gym.data.libero_hdf5 import DemoFile, DemoSet, expand_paths, load_demo_set
 from rlt_gym.vla.mini import MiniVLA, MiniVLAConfig, MiniVLANet, normalize_frames
 
 

@@ -151,7 +151,7 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
 @dataclass
 class LeRobotDemo:
     """
-    One episode, with the interface of :class:`~rlt_gym.demos.Demo`.
+    One episode, with the interface of :class:`~rlt_gym.data.libero_hdf5.Demo`.
 
     :param folder: Its dataset.
     :param row: What the dataset's list of episodes says about it.
