@@ -138,7 +138,7 @@ class Layer(nn.Module):
         q = self.query(y[:, -1:] if last_only else y).view(shape).transpose(1, 2)
         k, v = (part.view(shape).transpose(1, 2) for part in self.key_value(y).chunk(2, dim=-1))
         bias = None if keys is None else keys[:, None, None, :]
-        with torch.autocast(x.device.type, enabled=False):  # see rlt_gym.vla.mini.Block
+        with torch.autocast(x.device.type, enabled=False):  # see rlt_gym.vla.mini.model.Block
             a = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=bias, is_causal=causal)
         x = x + self.out(a.transpose(1, 2).reshape(batch, -1, width))
         return x + self.down(F.gelu(self.up(self.norm2(x))))

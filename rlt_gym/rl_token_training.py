@@ -25,8 +25,8 @@ from rlt_gym.rl_token import (
     select_tokens,
 )
 from rlt_gym.vla.base import FrozenVLA, load_vla
-from rlt_gym.vla.imitation import cpu_has_bfloat16
-from rlt_gym.vla.mini import MiniVLA
+from rlt_gym.vla.mini.model import MiniVLA
+from rlt_gym.vla.mini.training import cpu_has_bfloat16
 
 
 @dataclass

@@ -20,8 +20,8 @@ COMMANDS = {
         "write demonstrations of the scripted expert",
     ),
     "train-vla": (
-        "rlt_gym.vla.imitation:TrainVLAConfig",
-        "rlt_gym.vla.imitation:train_vla",
+        "rlt_gym.vla.mini.training:TrainVLAConfig",
+        "rlt_gym.vla.mini.training:train_vla",
         "train the embedded vision-language-action policy on demonstrations",
     ),
     "pretrain-token": (

@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 rlt="${RLT:-.venv/bin/rlt}"
 work="${1:-build/weights}"
-weights=rlt_gym/weights
+weights=rlt_gym/vla/mini/weights
 mkdir -p "$weights"
 
 # build SUITE TASKS STEPS DEMOS SUFFIX SIMULATORS STATES SPEED

@@ -211,7 +211,11 @@ def test_a_saved_model_plays_the_same_in_another_process(tmp_path):
 
 def test_shipped_weights_need_no_unpickling():
     """Whatever is not text is in the safetensors format, which cannot hold code."""
-    files = [file for file in (Path(rlt_gym.__file__).parent / "weights").iterdir() if file.suffix != ".json"]
+    files = [
+        file
+        for file in (Path(rlt_gym.__file__).parent / "vla" / "mini" / "weights").iterdir()
+        if file.suffix != ".json"
+    ]
     assert len(files) >= 4
     for file in files:
         with safe_open(file, "pt") as tensors:

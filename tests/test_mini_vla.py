@@ -9,8 +9,8 @@ import torch
 from vla_helpers import TINY, observations, tiny_vla, write_demos
 
 from rlt_gym.vla import FrozenVLA, VLASpec, load_vla
-from rlt_gym.vla.imitation import TrainVLAConfig, random_shift, train_vla
-from rlt_gym.vla.mini import VOCABULARY, MiniVLA, MiniVLAConfig, normalize_frames, word_ids
+from rlt_gym.vla.mini.model import VOCABULARY, MiniVLA, MiniVLAConfig, normalize_frames, word_ids
+from rlt_gym.vla.mini.training import TrainVLAConfig, random_shift, train_vla
 
 TASKS = ["put the bowl on the stove", "open the top drawer and more words than before", "frobnicate", "push the plate"]
 

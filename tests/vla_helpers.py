@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from rlt_gym.data.libero_hdf5 import DemoWriter
-from rlt_gym.vla.mini import MiniVLA, MiniVLAConfig, MiniVLANet
+from rlt_gym.vla.mini.model import MiniVLA, MiniVLAConfig, MiniVLANet
 
 TINY = MiniVLAConfig(horizon=4, width=32, layers=1, heads=2, mlp_ratio=2, stem=(8, 8, 16), image_size=32)
 

@@ -15,7 +15,7 @@ import torch
 TOKEN_KINDS: dict[str, int] = {"pad": 0, "image": 1, "text": 2, "state": 3, "action": 4}
 
 #: Where shipped weights lie.
-WEIGHTS_DIR = Path(__file__).resolve().parent.parent / "weights"
+WEIGHTS_DIR = Path(__file__).resolve().parent / "mini" / "weights"
 
 #: Shipped VLAs: MiniVLAs for tasks 1, 2, 4, 6, 8 of libero_goal, for tasks 1 and 8 of it from slow demonstrations, and
 #: for tasks 0, 2, 5, 6, 8 of libero_spatial.
@@ -195,7 +195,7 @@ def load_vla(vla: "str | os.PathLike[str] | FrozenVLA" = "mini", device: torch.d
     """
     if not isinstance(vla, str | os.PathLike):
         return check_vla(vla).to(device)
-    from rlt_gym.vla.mini import MiniVLA
+    from rlt_gym.vla.mini.model import MiniVLA
 
     if vla in SHIPPED:
         path = WEIGHTS_DIR / SHIPPED[str(vla)]

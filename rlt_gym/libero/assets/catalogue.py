@@ -4,8 +4,8 @@ LIBERO's code asks each file for a few names (bodies, joints, sites), and its in
 dimensions (heights at which things rest, regions that count as "on" or "in", ranges of joints). Those are kept.
 Everything else is original: no mesh, texture or text of LIBERO's asset files is used.
 
-To add an object: one :class:`~rlt_gym.libero.assets.schema.Asset` (or ``Scene``) in the module where it belongs, and its
-name in :data:`CATALOGUE`. Metres, kilograms, half sizes; z is up.
+To add an object: one :class:`~rlt_gym.libero.assets.schema.Asset` (or ``Scene``) in the module where it belongs, and
+its name in :data:`CATALOGUE`. Metres, kilograms, half sizes; z is up.
 """
 
 from __future__ import annotations

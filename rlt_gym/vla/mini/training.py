@@ -1,4 +1,4 @@
-"""Behaviour cloning of a :class:`~rlt_gym.vla.mini.MiniVLA` on demonstration files."""
+"""Behaviour cloning of a :class:`~rlt_gym.vla.mini.model.MiniVLA` on demonstration files."""
 
 import math
 import os
@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from rlt_gym.core.files import git_commit
 from rlt_gym.data.libero_hdf5 import DemoFile, DemoSet, expand_paths, load_demo_set
-from rlt_gym.vla.mini import MiniVLA, MiniVLAConfig, MiniVLANet, normalize_frames
+from rlt_gym.vla.mini.model import MiniVLA, MiniVLAConfig, MiniVLANet, normalize_frames
 
 
 @dataclass
@@ -262,7 +262,7 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
 
 
 def _success_rates(config: TrainVLAConfig) -> dict[str, Any]:
-    from rlt_gym.vla.success import success_rates
+    from rlt_gym.vla.success_rates import success_rates
 
     played: dict[str, Any] = {"split": "selection"}
     for path in expand_paths(config.demos):
