@@ -78,8 +78,8 @@ def training_memory(num_envs: int, arguments: argparse.Namespace) -> dict[str, A
     """
     import torch
 
-    from rlt_gym.rl_token import count_parameters
-    from rlt_gym.rl_token_env import make_rl_token_vec
+    from rlt_gym.rl_token.encoder import count_parameters
+    from rlt_gym.rl_token.env import make_rl_token_vec
     from rlt_sb3 import RLT, GymnasiumVecEnv
 
     torch.set_num_threads(1)

@@ -25,13 +25,13 @@ COMMANDS = {
         "train the embedded vision-language-action policy on demonstrations",
     ),
     "pretrain-token": (
-        "rlt_gym.rl_token_training:PretrainTokenConfig",
-        "rlt_gym.rl_token_training:pretrain_token",
+        "rlt_gym.rl_token.pretrain:PretrainTokenConfig",
+        "rlt_gym.rl_token.pretrain:pretrain_token",
         "train the RL-token encoder of a frozen policy on demonstrations",
     ),
     "encode-demos": (
-        "rlt_gym.transitions:EncodeDemosConfig",
-        "rlt_gym.transitions:encode_demos",
+        "rlt_gym.rl_token.encode_demos:EncodeDemosConfig",
+        "rlt_gym.rl_token.encode_demos:encode_demos",
         "demonstrations as transitions, for mixing into online training",
     ),
     "train": (

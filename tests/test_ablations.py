@@ -9,9 +9,9 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from test_rlt import Numpy, fast, make_model, make_venv, oracle_model, random_obs, to_numpy
 
-from rlt_gym.mean_token import MeanToken
-from rlt_gym.rl_token import RLTokenConfig, RLTokenEncoder, load_rl_token
-from rlt_gym.rl_token_env import RLTokenVectorEnv
+from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, load_rl_token
+from rlt_gym.rl_token.env import RLTokenVectorEnv
+from rlt_gym.rl_token.mean import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_sb3 import RLT, GymnasiumVecEnv
 

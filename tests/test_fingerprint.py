@@ -8,9 +8,9 @@ from run_helpers import quick
 from stable_baselines3.common.vec_env import VecMonitor
 from toy_env import ToyVectorEnv
 
-from rlt_gym.mean_token import MeanToken
-from rlt_gym.rl_token import RLTokenConfig, RLTokenEncoder, frozen_fingerprint, load_rl_token, save_rl_token
-from rlt_gym.rl_token_env import RLTokenVectorEnv
+from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, frozen_fingerprint, load_rl_token, save_rl_token
+from rlt_gym.rl_token.env import RLTokenVectorEnv
+from rlt_gym.rl_token.mean import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_sb3 import GymnasiumVecEnv
 from rlt_sb3.cli import main

@@ -15,7 +15,7 @@ from test_offline import C, CountingVLA, ReadingEncoder, action, space
 
 from rlt_gym.data.lerobot import LeRobotFolder, gripper_to_env
 from rlt_gym.data.libero_hdf5 import DemoWriter
-from rlt_gym.transitions import EncodeDemosConfig, encode_demos
+from rlt_gym.rl_token.encode_demos import EncodeDemosConfig, encode_demos
 from rlt_sb3.common.offline import load_transitions
 
 SIZE, FPS = 32, 20

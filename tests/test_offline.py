@@ -10,9 +10,9 @@ from safetensors.numpy import load_file, save_file
 from stable_baselines3.common.vec_env import VecMonitor
 
 from rlt_gym.data.libero_hdf5 import DemoWriter
-from rlt_gym.rl_token import RLTokenConfig, RLTokenEncoder, frozen_fingerprint
+from rlt_gym.rl_token.encode_demos import EncodeDemosConfig, encode_demos
+from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, frozen_fingerprint
 from rlt_gym.testing import FakeRLTokenVectorEnv
-from rlt_gym.transitions import EncodeDemosConfig, encode_demos
 from rlt_gym.vla.base import VLAOutput, VLASpec
 from rlt_sb3 import RLT, GymnasiumVecEnv
 from rlt_sb3.common.offline import load_transitions, save_transitions

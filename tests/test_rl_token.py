@@ -7,7 +7,7 @@ import pytest
 import torch
 from vla_helpers import observations, tiny_vla, write_demos
 
-from rlt_gym.rl_token import (
+from rlt_gym.rl_token.encoder import (
     RLTokenConfig,
     RLTokenDecoder,
     RLTokenEncoder,
@@ -16,7 +16,7 @@ from rlt_gym.rl_token import (
     save_rl_token,
     select_tokens,
 )
-from rlt_gym.rl_token_training import PretrainTokenConfig, pretrain_token
+from rlt_gym.rl_token.pretrain import PretrainTokenConfig, pretrain_token
 from rlt_gym.vla.base import VLAOutput
 
 CONFIG = RLTokenConfig(token_dim=12, max_tokens=20, z_dim=10, width=16, heads=2, context_dropout=0.0)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from rlt_gym.rl_token import RLTokenConfig, RLTokenEncoder, load_rl_token
-from rlt_gym.rl_token_env import RLTokenVectorEnv, make_rl_token_vec
+from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, load_rl_token
+from rlt_gym.rl_token.env import RLTokenVectorEnv, make_rl_token_vec
 from rlt_gym.testing import FakeLiberoVectorEnv, check_vector_env
 from rlt_gym.vla.base import SHIPPED, VLAOutput, VLASpec, load_vla
 

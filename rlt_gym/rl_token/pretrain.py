@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from rlt_gym.core.files import git_commit
 from rlt_gym.data.libero_hdf5 import DemoSet, load_demo_set
-from rlt_gym.rl_token import (
+from rlt_gym.rl_token.encoder import (
     RLTokenConfig,
     RLTokenDecoder,
     RLTokenEncoder,
@@ -40,7 +40,7 @@ class PretrainTokenConfig:
     :param z_dim: Width of the RL token, ``None`` = the VLA's width.
     :param width: Width of encoder and decoder; likewise ``layers``, ``heads`` and ``mlp_ratio``.
     :param kinds: Kinds of tokens to read, ``("all",)`` or e.g. ``("image",)``.
-    :param context_dropout: See :class:`~rlt_gym.rl_token.RLTokenConfig`.
+    :param context_dropout: See :class:`~rlt_gym.rl_token.encoder.RLTokenConfig`.
     :param steps: Gradient steps (paper: 2,000 to 10,000).
     :param minutes: Wall-clock budget of the steps; ``None`` = only ``steps`` count.
     :param batch_size: Observations per step.

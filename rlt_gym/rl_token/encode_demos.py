@@ -16,8 +16,8 @@ from tqdm import tqdm
 from rlt_gym.core.files import atomic_write, git_commit
 from rlt_gym.data.lerobot import LeRobotDemo, LeRobotFolder, is_lerobot
 from rlt_gym.data.libero_hdf5 import Demo, DemoFile, expand_paths, resize_frames
-from rlt_gym.rl_token import TokenEncoder, frozen_fingerprint, load_rl_token
-from rlt_gym.rl_token_env import check_chunk_length
+from rlt_gym.rl_token.encoder import TokenEncoder, frozen_fingerprint, load_rl_token
+from rlt_gym.rl_token.env import check_chunk_length
 from rlt_gym.vla.base import FrozenVLA, load_vla
 
 #: Version of the layout; ``rlt_sb3.common.offline`` reads it.

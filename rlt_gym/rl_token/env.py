@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import os
 
     from rlt_gym.libero.env import SingleEnv
-    from rlt_gym.rl_token import TokenEncoder
+    from rlt_gym.rl_token.encoder import TokenEncoder
     from rlt_gym.vla.base import FrozenVLA
 
 PICTURES_AND_PROPRIO = ("agentview", "wrist", "proprio")
@@ -50,7 +50,7 @@ class RLTokenVectorEnv(VectorWrapper):
     """
 
     def __init__(self, env: VectorEnv, vla: "FrozenVLA", encoder: "TokenEncoder", device: str = "cpu") -> None:
-        from rlt_gym.rl_token import frozen_fingerprint, load_rl_token
+        from rlt_gym.rl_token.encoder import frozen_fingerprint, load_rl_token
         from rlt_gym.vla.base import load_vla
 
         single = env.single_observation_space
@@ -262,7 +262,7 @@ def make_rl_token_vec(
     :raises ValueError: If an argument is wrong; no process has been started then.
     """
     from rlt_gym.libero.vector_env import LiberoVectorEnv
-    from rlt_gym.rl_token import load_rl_token
+    from rlt_gym.rl_token.encoder import load_rl_token
     from rlt_gym.vla.base import load_vla
 
     penalty = None if gripper_penalty is None else _penalty_arguments(gripper_penalty)

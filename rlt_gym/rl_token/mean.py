@@ -4,13 +4,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rlt_gym.rl_token import select_tokens
+from rlt_gym.rl_token.encoder import select_tokens
 from rlt_gym.vla.base import FrozenVLA, VLAOutput, fingerprint
 
 
 class MeanToken(nn.Module):
     """
-    Stands where :class:`~rlt_gym.rl_token.RLTokenEncoder` does (ablation "no RL token").
+    Stands where :class:`~rlt_gym.rl_token.encoder.RLTokenEncoder` does (ablation "no RL token").
 
     The paper's ablation reads a ResNet trained on ImageNet instead of the token; this one reads what the VLA itself has
     made of the pictures, averaged over their places.

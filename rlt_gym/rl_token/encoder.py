@@ -23,9 +23,9 @@ from rlt_gym.core.files import atomic_write, write_json
 from rlt_gym.vla.base import TOKEN_KINDS, WEIGHTS_DIR, FrozenVLA, VLAOutput, fingerprint
 
 if TYPE_CHECKING:
-    from rlt_gym.mean_token import MeanToken
+    from rlt_gym.rl_token.mean import MeanToken
 
-FORMAT = "rlt_gym.rl_token/1"
+FORMAT = "rlt_gym.rl_token.encoder/1"
 
 #: What makes ``z_rl``.
 TokenEncoder: TypeAlias = Union["RLTokenEncoder", "MeanToken"]
@@ -353,7 +353,7 @@ def load_rl_token(
     :return: The encoder in evaluation mode, without gradients.
     :raises ValueError: If the file is missing, damaged, or belongs to another VLA.
     """
-    from rlt_gym.mean_token import MeanToken
+    from rlt_gym.rl_token.mean import MeanToken
 
     encoder: TokenEncoder
     if isinstance(rl_token, RLTokenEncoder | MeanToken):
