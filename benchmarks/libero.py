@@ -111,7 +111,7 @@ class Pictures:
 
     def differences(self) -> dict[str, float]:
         """Mean absolute difference (of 255) of the two kinds of pictures, by camera."""
-        from rlt_gym.libero.render import CAMERAS, Renderer
+        from rlt_gym.libero.rendering.renderer import CAMERAS, Renderer
 
         simulator, rng = self._ours.simulator, np.random.default_rng(0)
         samples = []

@@ -79,7 +79,7 @@ def chosen_triangles(vertices, faces, size, samples, facing=1.0):
     """
     :return: Numbers of the triangles to draw, the parts they are drawn in, and the corners in pixels.
     """
-    from rlt_gym.libero.triangles import BATCH, select_triangles
+    from rlt_gym.libero.rendering.triangles import BATCH, select_triangles
 
     screen, chosen = np.empty((len(vertices), 4)), np.empty(len(faces) + 1, dtype=np.int32)
     parts = np.empty(len(faces) // BATCH + 3, dtype=np.int64)
@@ -120,7 +120,7 @@ def test_a_triangle_is_left_out_only_if_no_sample_can_see_it(facing):
 
 def test_batches_that_are_clipped_stay_so_and_are_not_mixed_with_others():
     """OpenGL must draw what is left of a batch of triangles in the way it would draw all of it."""
-    from rlt_gym.libero.triangles import BATCH
+    from rlt_gym.libero.rendering.triangles import BATCH
 
     rng = np.random.default_rng(1)
     inside, faces = small_triangles(rng, 3 * BATCH, 0.3)
@@ -147,7 +147,7 @@ os.environ.setdefault("PYOPENGL_PLATFORM", os.environ["MUJOCO_GL"])
 os.environ.setdefault("LP_NUM_THREADS", "0")
 import mujoco
 import numpy as np
-from rlt_gym.libero import render
+from rlt_gym.libero.rendering import renderer as render
 
 
 def throw(data, reach, rng):
@@ -404,7 +404,7 @@ print("same scene")
 
 
 def test_coarse_meshes_stay_close_and_keep_their_orientation():
-    from rlt_gym.libero.decimate import cluster_vertices, kept_faces
+    from rlt_gym.libero.rendering.decimate import cluster_vertices, kept_faces
 
     # a sphere of radius 0.1 from a grid of latitudes and longitudes, triangles facing outwards
     rings, around = 60, 120

@@ -18,7 +18,7 @@ from robosuite.controllers.osc import OperationalSpaceController
 from robosuite.utils.control_utils import set_goal_orientation, set_goal_position
 
 from rlt_gym.libero.osc import find_functions, substeps, without_viewer_flags
-from rlt_gym.libero.render import CAMERAS, KINEMATICS, Renderer
+from rlt_gym.libero.rendering.renderer import CAMERAS, KINEMATICS, Renderer
 from rlt_gym.libero.tasks import episode_seed, get_task, load_init_states
 
 #: No motion, gripper open: LIBERO's evaluation protocol plays it until the objects have come to rest.
@@ -55,7 +55,7 @@ class LiberoSimulator:
     """
     :param suite: Name of the suite; ``task_id`` the task in it.
     :param image_size: Side of the pictures in pixels.
-    :param render: ``"exact"`` (LIBERO's pictures) or ``"fast"`` (see :mod:`rlt_gym.libero.render`).
+    :param render: ``"exact"`` (LIBERO's pictures) or ``"fast"`` (see :mod:`rlt_gym.libero.rendering.renderer`).
     """
 
     def __init__(self, suite: str, task_id: int, image_size: int = 128, render: str = "exact"):

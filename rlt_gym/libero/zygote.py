@@ -86,8 +86,8 @@ class Zygote:
         :param task_ids: Their tasks.
         """
         prepare_libero(settings["assets_path"])
+        from rlt_gym.libero.rendering.triangles import warm_up
         from rlt_gym.libero.simulator import LiberoSimulator
-        from rlt_gym.libero.triangles import warm_up
 
         warm_up()
         known = self._simulators.setdefault(_key(settings), {})

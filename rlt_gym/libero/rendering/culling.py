@@ -2,7 +2,7 @@
 
 Software rendering is bound by triangles: a LIBERO scene has 200 k of them for a picture of 16 k pixels. Most lie
 outside the picture, turn their back to the camera or fall between the points at which OpenGL samples the picture, and
-one in ten is left (:mod:`rlt_gym.libero.triangles`). Those are compiled into a display list by MuJoCo itself, by
+one in ten is left (:mod:`rlt_gym.libero.rendering.triangles`). Those are compiled into a display list by MuJoCo itself, by
 showing it a mesh that has these faces only, in their order: of two triangles at equal depth the later is seen. Such a
 list is good until its mesh has moved by a fraction of a pixel in that camera's view: what stands still costs nothing.
 
@@ -24,10 +24,10 @@ import numpy as np
 from OpenGL import GL
 from OpenGL.error import GLError, NullFunctionError
 
-from rlt_gym.libero.display_lists import compile_list, forget_errors
-from rlt_gym.libero.merged_boxes import MergedBoxes
-from rlt_gym.libero.triangles import BATCH, NEAREST, select_triangles
-from rlt_gym.libero.viewing import camera_of, mirror_images, planes_around, touches, view_in_mirror
+from rlt_gym.libero.rendering.camera_geometry import camera_of, mirror_images, planes_around, touches, view_in_mirror
+from rlt_gym.libero.rendering.display_lists import compile_list, forget_errors
+from rlt_gym.libero.rendering.merged_boxes import MergedBoxes
+from rlt_gym.libero.rendering.triangles import BATCH, NEAREST, select_triangles
 
 #: ``mjvGeom`` of MuJoCo 3.2 and newer (``mjvisualize.h``). :func:`geom_records` checks it before it is relied on.
 GEOM = np.dtype(
@@ -40,7 +40,7 @@ GEOM = np.dtype(
 )  # fmt: skip
 
 #: Pixels by which a mesh may move in the picture before its triangles are chosen again. What triangles are chosen with
-#: (:data:`rlt_gym.libero.triangles.SLACK`) is more than this and OpenGL's rounding together.
+#: (:data:`rlt_gym.libero.rendering.triangles.SLACK`) is more than this and OpenGL's rounding together.
 STILL = 1 / 512
 
 #: After so many pictures all lists are emptied and all triangles chosen again: Mesa keeps lists in large blocks, and a

@@ -1,9 +1,9 @@
 """Off-screen pictures of one MuJoCo model, without robosuite's per-step look-ups.
 
 ``quality="exact"`` draws what LIBERO draws, bit for bit: the same scene, options, multisampling and camera, less what
-cannot reach the picture (:mod:`rlt_gym.libero.culling`).
+cannot reach the picture (:mod:`rlt_gym.libero.rendering.culling`).
 ``quality="fast"`` is for training on a CPU, where drawing is bound by triangles: multisampling is off, and meshes are
-coarser (:mod:`rlt_gym.libero.decimate`). Where nothing but the robot has meshes, which is so with the embedded assets,
+coarser (:mod:`rlt_gym.libero.rendering.decimate`). Where nothing but the robot has meshes, which is so with the embedded assets,
 the robot is drawn by its collision hulls instead. Reflections stay, since without them colours change. States are not
 touched: all this is done in a copy of the model that only the viewer sees.
 """
@@ -17,8 +17,8 @@ import mujoco
 import numpy as np
 from OpenGL.error import GLError
 
-from rlt_gym.libero.culling import Culling, GeomCulling, can_cull, geom_records, without_meshes
-from rlt_gym.libero.decimate import decimate
+from rlt_gym.libero.rendering.culling import Culling, GeomCulling, can_cull, geom_records, without_meshes
+from rlt_gym.libero.rendering.decimate import decimate
 
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 

@@ -10,7 +10,7 @@ import numba
 import numpy as np
 
 #: Pixels, across and up, by which OpenGL's idea of where a corner is may differ from ours: it computes with 24 bits and
-#: rounds to 1/256, and meshes may have moved a little (:data:`rlt_gym.libero.culling.STILL`).
+#: rounds to 1/256, and meshes may have moved a little (:data:`rlt_gym.libero.rendering.culling.STILL`).
 SLACK = 1 / 128
 
 #: Metres from the camera below which nothing is left out, since rounding shows the more the closer things are.

@@ -17,7 +17,7 @@ import numpy as np
 from OpenGL import GL
 from OpenGL.error import GLError
 
-from rlt_gym.libero.display_lists import compile_list, forget_errors
+from rlt_gym.libero.rendering.display_lists import compile_list, forget_errors
 
 #: Larger boxes (m, the longest half side), such as tables and walls, keep their many quads.
 LARGEST = 0.2
@@ -87,7 +87,7 @@ class MergedBoxes:
 
     def apply(self, geoms: np.ndarray) -> None:
         """
-        :param geoms: The scene's records (:data:`rlt_gym.libero.culling.GEOM`) after ``mjv_updateScene``.
+        :param geoms: The scene's records (:data:`rlt_gym.libero.rendering.culling.GEOM`) after ``mjv_updateScene``.
         """
         numbers = np.where(geoms["objtype"] == _GEOM, self._lists[np.maximum(geoms["objid"], 0)], 0)
         merged = numbers > 0
