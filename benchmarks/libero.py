@@ -49,7 +49,7 @@ class Stock:
     def __init__(self, suite: str, task: int, assets: str, pictures: bool = True):
         from rlt_gym.libero.assets import resolve_assets
         from rlt_gym.libero.bootstrap import prepare_libero
-        from rlt_gym.libero.tasks import get_task, load_init_states
+        from rlt_gym.libero.suites.tasks import get_task, load_init_states
 
         prepare_libero(resolve_assets(assets).path)
         from libero.libero.envs import OffScreenRenderEnv

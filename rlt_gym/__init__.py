@@ -16,7 +16,7 @@ def register_envs() -> None:
         return
     register(
         "LIBERO-v0",
-        entry_point="rlt_gym.libero.env:make_libero",
+        entry_point="rlt_gym.libero.make:make_libero",
         vector_entry_point="rlt_gym.libero.vector_env:LiberoVectorEnv",
     )
     register(

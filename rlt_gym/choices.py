@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rlt_gym.libero.tasks import SUITE_HORIZONS, get_tasks
+from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, get_tasks
 
 
 def vlas() -> dict[str, str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlt_gym.libero.tasks import SUITE_HORIZONS
+from rlt_gym.libero.suites.tasks import SUITE_HORIZONS
 
 PACKAGES = (
     "rlt", "gymnasium", "stable-baselines3", "torch", "numpy", "scipy", "numba", "mujoco", "robosuite", "hf-libero",

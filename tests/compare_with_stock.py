@@ -12,7 +12,7 @@ import numpy as np
 
 from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.bootstrap import prepare_libero
-from rlt_gym.libero.tasks import SUITE_HORIZONS, episode_seed, get_task, load_init_states
+from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, episode_seed, get_task, load_init_states
 
 CHUNK = 8
 

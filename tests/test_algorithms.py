@@ -54,7 +54,7 @@ def test_flat_actions_are_the_same_chunks():
 def test_the_baseline_refuses_what_it_cannot_store(tmp_path):
     for key in ("intervention", "critical_phase"):
         config = small(tmp_path, algorithm="tqc")
-        config.env.kwargs[key] = "rlt_gym.libero.phases:gripper_near_object"
+        config.env.kwargs[key] = "rlt_gym.libero.critical_phase:gripper_near_object"
         with pytest.raises(ValueError, match=f"'tqc' cannot learn with env.kwargs {key}: it would store"):
             train(config)
     with pytest.raises(ValueError, match=r"tqc.n_steps must be 1, got 3"):
@@ -206,8 +206,8 @@ def test_configurations_name_hooks_of_known_packages_only(monkeypatch, tmp_path,
             ("intervention_hooks:downwards", "RLT_ALLOWED_IMPORTS=intervention_hooks"),
             ("rlt_gym.libero.hooks:importlib", "names the module"),
             ("rlt_sb3.run_dir:Path", "names the module 'pathlib'"),
-            ("rlt_gym.libero.phases:nothing", "there is no"),
-            ("rlt_gym.libero.phases", "must be 'module:name'"),
+            ("rlt_gym.libero.critical_phase:nothing", "there is no"),
+            ("rlt_gym.libero.critical_phase", "must be 'module:name'"),
         ):
             with pytest.raises(ValueError, match=message):
                 make_env(EnvConfig(id="FakeRLToken-v0", kwargs={key: bad}), "train", 0)

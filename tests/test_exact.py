@@ -379,7 +379,7 @@ from rlt_gym.libero.bootstrap import prepare_libero
 prepare_libero(resolve_assets("embedded").path)
 from libero.libero.envs.env_wrapper import ControlEnv
 from rlt_gym.libero.simulator import LiberoSimulator
-from rlt_gym.libero.tasks import episode_seed, get_task, load_init_states
+from rlt_gym.libero.suites.tasks import episode_seed, get_task, load_init_states
 task = get_task("libero_spatial", 4)
 ours = LiberoSimulator("libero_spatial", 4)
 for index in (3, 4):

@@ -27,7 +27,7 @@ from rlt_gym.libero.experts.geometry import (
 )
 from rlt_gym.libero.experts.grasps import DOWN, category, leaning
 from rlt_gym.libero.experts.scripted import ScriptedExpert, in_order
-from rlt_gym.libero.tasks import SUITE_HORIZONS, get_tasks
+from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, get_tasks
 
 MAX_STEPS = 150
 

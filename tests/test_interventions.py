@@ -172,7 +172,7 @@ def test_the_expert_rescues_a_policy_that_does_nothing():
     hook = {
         "intervention": "rlt_gym.libero.interventions:ScriptedTakeover",
         "intervention_kwargs": {"stall": 20, "hold": 200},
-        "critical_phase": "rlt_gym.libero.phases:gripper_near_object",
+        "critical_phase": "rlt_gym.libero.critical_phase:gripper_near_object",
         "critical_phase_kwargs": {"distance": 0.1},
     }
     env = LiberoVectorEnv(2, "libero_goal", [1], chunk_length=10, max_episode_steps=150, **FAST, **hook)

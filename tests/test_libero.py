@@ -10,7 +10,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
-from rlt_gym.libero.tasks import SPLITS, episode_seed, get_task, get_tasks, load_init_states
+from rlt_gym.libero.suites.tasks import SPLITS, episode_seed, get_task, get_tasks, load_init_states
 from rlt_gym.libero.vector_env import LiberoVectorEnv
 from rlt_gym.testing import check_vector_env
 

@@ -10,7 +10,7 @@ import sys
 import types
 from pathlib import Path
 
-from rlt_gym.libero.tasks import libero_root
+from rlt_gym.libero.suites.tasks import libero_root
 
 
 def cache_dir() -> Path:

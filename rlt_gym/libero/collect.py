@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from rlt_gym.data.libero_hdf5 import DemoWriter
 from rlt_gym.libero.experts import check_expert, check_motion
-from rlt_gym.libero.tasks import SUITE_HORIZONS, LiberoTask, get_tasks
+from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, LiberoTask, get_tasks
 from rlt_gym.libero.vector_env import SPLIT_SIZES, LiberoVectorEnv
 
 #: Demonstrations come from the upper end of the training split, which online training draws from only rarely.

@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space
 from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.hooks import check_hook, check_one_env, hook_info
 from rlt_gym.libero.processes import LaunchPlan
-from rlt_gym.libero.tasks import SPLITS, SUITE_HORIZONS, get_tasks
+from rlt_gym.libero.suites.tasks import SPLITS, SUITE_HORIZONS, get_tasks
 from rlt_gym.libero.transport import FRAME_SIZE
 from rlt_gym.libero.worker_client import WorkerError, WorkerPool
 
@@ -125,7 +125,7 @@ class LiberoVectorEnv(VectorEnv):
     :param obs_stride: Also observe every so many control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
     :param intervention: Who may take over, ``"module:Class"`` or ``"module:function"``, see
         :mod:`rlt_gym.libero.interventions`; ``intervention_kwargs``: its keyword arguments.
-    :param critical_phase: Predicate ``"module:function"``, see :mod:`rlt_gym.libero.phases`;
+    :param critical_phase: Predicate ``"module:function"``, see :mod:`rlt_gym.libero.critical_phase`;
         ``critical_phase_kwargs``: its keyword arguments.
     :param autoreset_mode: ``SAME_STEP`` or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
     :param worker_start: ``"zygote"`` (forked from a process that has LIBERO loaded: quick, and memory is shared),

@@ -24,7 +24,7 @@ import numpy as np
 from rlt_gym.libero.bootstrap import prepare_libero
 from rlt_gym.libero.hooks import WorkerHooks
 from rlt_gym.libero.lifeline import watch
-from rlt_gym.libero.tasks import episode_seed
+from rlt_gym.libero.suites.tasks import episode_seed
 from rlt_gym.libero.transport import FRAME_SIZE, Channel, SharedPictures
 
 #: The log of what libraries print starts over when it has grown beyond this.

@@ -15,7 +15,7 @@ from rlt_gym.libero.hooks import ACTION_SIZE
 if TYPE_CHECKING:
     import os
 
-    from rlt_gym.libero.env import SingleEnv
+    from rlt_gym.libero.make import SingleEnv
     from rlt_gym.rl_token.encoder import TokenEncoder
     from rlt_gym.vla.base import FrozenVLA
 
@@ -293,6 +293,6 @@ def make_rl_token(**kwargs: Any) -> "SingleEnv":
     :param kwargs: Arguments of :func:`make_rl_token_vec` without ``num_envs``.
     :return: One environment; it is reset by its user.
     """
-    from rlt_gym.libero.env import SingleEnv
+    from rlt_gym.libero.make import SingleEnv
 
     return SingleEnv(make_rl_token_vec(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **kwargs))

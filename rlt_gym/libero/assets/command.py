@@ -13,7 +13,7 @@ import numpy as np
 from rlt_gym.libero.assets.needed import missing_by_suite
 from rlt_gym.libero.assets.resolve import official_locations, resolve_assets
 from rlt_gym.libero.bootstrap import prepare_libero
-from rlt_gym.libero.tasks import SUITE_HORIZONS, get_tasks
+from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, get_tasks
 
 
 @dataclass

@@ -12,7 +12,7 @@ from pathlib import Path
 from rlt_gym.libero.assets.catalogue import CATALOGUE
 from rlt_gym.libero.assets.rooms import ROOMS
 from rlt_gym.libero.assets.schema import Asset, Scene
-from rlt_gym.libero.tasks import SUITE_HORIZONS, LiberoTask, get_tasks
+from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, LiberoTask, get_tasks
 
 _BY_CATEGORY = {Path(entry.path).stem: entry for entry in CATALOGUE if isinstance(entry, Asset)}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from rlt_gym.libero.tasks import get_tasks
+from rlt_gym.libero.suites.tasks import get_tasks
 
 _LABEL = 30
 """Pixels below each picture: two lines of text."""

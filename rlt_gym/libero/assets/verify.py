@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlt_gym.libero.assets.shapes import turn
-from rlt_gym.libero.tasks import LiberoTask, get_task, load_init_states
+from rlt_gym.libero.suites.tasks import LiberoTask, get_task, load_init_states
 
 #: Limits of the joints of LIBERO's fixtures, in metres or radians, by the end of their name.
 JOINT_RANGES = {

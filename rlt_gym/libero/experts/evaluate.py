@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlt_gym.libero.tasks import SPLITS, SUITE_HORIZONS, get_tasks
+from rlt_gym.libero.suites.tasks import SPLITS, SUITE_HORIZONS, get_tasks
 
 
 @dataclass(frozen=True)

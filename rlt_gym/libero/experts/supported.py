@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rlt_gym.libero.experts.scripted import NoSkillError, ScriptedExpert
-from rlt_gym.libero.tasks import SUITE_HORIZONS
+from rlt_gym.libero.suites.tasks import SUITE_HORIZONS
 
 #: Per suite the tasks that the expert was not seen to solve on one of the assets or both; the rates and what goes wrong
 #: are in docs/modules/experts.md.
