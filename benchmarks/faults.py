@@ -27,7 +27,7 @@ import numpy as np
 import unshadow  # noqa: F401
 
 from rlt_gym.libero.vector_env import LiberoVectorEnv
-from rlt_gym.libero.worker_client import WorkerError
+from rlt_gym.workers.pool import WorkerError
 
 SETTINGS: dict[str, Any] = {
     "suite": "libero_goal",
@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
 }
 CHUNK = 2
 
-#: Share of the injections, and the function of rlt_gym.libero.faults that makes the fault from inside.
+#: Share of the injections, and the function of rlt_gym.libero.worker.fault_injection that makes the fault from inside.
 FAULTS = {
     "SIGKILL": (0.25, None),
     "SIGSTOP": (0.15, None),
@@ -148,7 +148,11 @@ class Campaign:
             os.kill(pid, signal.SIGKILL if name == "SIGKILL" else signal.SIGSTOP)
         else:
             task_id = SETTINGS["task_ids"][0]
-            question = {"function": f"rlt_gym.libero.faults:{function}", "task_id": task_id, "arguments": {}}
+            question = {
+                "function": f"rlt_gym.libero.worker.fault_injection:{function}",
+                "task_id": task_id,
+                "arguments": {},
+            }
             _, failures = env._pool.ask({victim: ("call", question)})
             assert not failures, failures
         if name in ("SIGSTOP", "hang in C code"):

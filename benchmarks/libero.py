@@ -48,8 +48,8 @@ class Stock:
 
     def __init__(self, suite: str, task: int, assets: str, pictures: bool = True):
         from rlt_gym.libero.assets import resolve_assets
-        from rlt_gym.libero.bootstrap import prepare_libero
         from rlt_gym.libero.suites.tasks import get_task, load_init_states
+        from rlt_gym.libero.worker.libero_import import prepare_libero
 
         prepare_libero(resolve_assets(assets).path)
         from libero.libero.envs import OffScreenRenderEnv
@@ -84,10 +84,10 @@ class Ours:
 
     def __init__(self, suite: str, task: int, assets: str, render: str = "exact", pictures: bool = True):
         from rlt_gym.libero.assets import resolve_assets
-        from rlt_gym.libero.bootstrap import prepare_libero
+        from rlt_gym.libero.worker.libero_import import prepare_libero
 
         prepare_libero(resolve_assets(assets).path)
-        from rlt_gym.libero.simulator import LiberoSimulator
+        from rlt_gym.libero.worker.simulator import LiberoSimulator
 
         self.simulator = LiberoSimulator(suite, task, 128, render)
         self._pictures = pictures
@@ -141,7 +141,7 @@ class Vector:
         makers = [lambda: StockAsGymnasium(suite, task, assets) for _ in range(number)]
         if kind == "subproc":
             from rlt_gym.libero.assets import resolve_assets
-            from rlt_gym.libero.bootstrap import prepare_libero
+            from rlt_gym.libero.worker.libero_import import prepare_libero
 
             prepare_libero(resolve_assets(assets).path)
             from libero.libero.envs.venv import SubprocVectorEnv

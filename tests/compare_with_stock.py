@@ -11,8 +11,8 @@ import sys
 import numpy as np
 
 from rlt_gym.libero.assets import resolve_assets
-from rlt_gym.libero.bootstrap import prepare_libero
 from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, episode_seed, get_task, load_init_states
+from rlt_gym.libero.worker.libero_import import prepare_libero
 
 CHUNK = 8
 
@@ -77,7 +77,7 @@ def main() -> int:
     prepare_libero(resolve_assets(args.assets).path)
     from libero.libero.envs import OffScreenRenderEnv
 
-    from rlt_gym.libero.simulator import SETTLE_ACTION, SETTLE_STEPS, LiberoSimulator
+    from rlt_gym.libero.worker.simulator import SETTLE_ACTION, SETTLE_STEPS, LiberoSimulator
 
     task = get_task(args.suite, args.task)
     ours = LiberoSimulator(args.suite, args.task, image_size=128, render="exact")

@@ -137,8 +137,8 @@ def test_errors_are_one_line_and_status_2(tmp_path, capsys):
 
 def test_errors_of_the_environment_are_one_line(tmp_path, capsys, monkeypatch):
     """An unknown id is a wrong setting; simulators that do not start are not."""
-    from rlt_gym.libero.worker_client import WorkerError
     from rlt_gym.testing import FakeRLTokenVectorEnv
+    from rlt_gym.workers.pool import WorkerError
 
     def broken(self, *args, **kwargs):
         raise WorkerError("LIBERO workers do not start. No module named 'libero'")

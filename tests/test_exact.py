@@ -264,7 +264,7 @@ def test_viewer_flags_are_left_out_for_a_moment_only():
     import mujoco
     import numpy as np
 
-    from rlt_gym.libero.osc import without_viewer_flags
+    from rlt_gym.libero.worker.controller import without_viewer_flags
 
     model = mujoco.MjModel.from_xml_string("""
     <mujoco>
@@ -340,10 +340,10 @@ def test_what_cannot_be_compiled_runs_through_robosuites_loop():
 import warnings
 import numpy as np
 from rlt_gym.libero.assets import resolve_assets
-from rlt_gym.libero.bootstrap import prepare_libero
+from rlt_gym.libero.worker.libero_import import prepare_libero
 prepare_libero(resolve_assets("embedded").path)
-from rlt_gym.libero import simulator as module
-from rlt_gym.libero.simulator import LiberoSimulator
+from rlt_gym.libero.worker import simulator as module
+from rlt_gym.libero.worker.simulator import LiberoSimulator
 actions = np.random.default_rng(0).uniform(-1, 1, (10, 7))
 def play(simulator):
     simulator.reset("eval", 0, observe=False)
@@ -375,10 +375,10 @@ def test_fixtures_stand_where_stock_puts_them_in_a_scene_with_an_open_drawer():
     code = """
 import numpy as np
 from rlt_gym.libero.assets import resolve_assets
-from rlt_gym.libero.bootstrap import prepare_libero
+from rlt_gym.libero.worker.libero_import import prepare_libero
 prepare_libero(resolve_assets("embedded").path)
 from libero.libero.envs.env_wrapper import ControlEnv
-from rlt_gym.libero.simulator import LiberoSimulator
+from rlt_gym.libero.worker.simulator import LiberoSimulator
 from rlt_gym.libero.suites.tasks import episode_seed, get_task, load_init_states
 task = get_task("libero_spatial", 4)
 ours = LiberoSimulator("libero_spatial", 4)

@@ -98,14 +98,14 @@ def test_evaluate_refuses_bad_arguments(arguments: dict[str, Any]) -> None:
 
 def embedded_simulator(suite: str, task_id: int) -> Any:
     pytest.importorskip("libero")
-    from rlt_gym.libero.bootstrap import prepare_libero
+    from rlt_gym.libero.worker.libero_import import prepare_libero
 
     prepare_libero(embedded_assets())
     import libero.libero
 
     # another test may have imported LIBERO for another pack before
     libero.libero._assets_path_cache = str(embedded_assets())
-    from rlt_gym.libero.simulator import LiberoSimulator
+    from rlt_gym.libero.worker.simulator import LiberoSimulator
 
     return LiberoSimulator(suite, task_id)
 

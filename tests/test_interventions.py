@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from rlt_gym.libero.devices import KeyboardTakeover, SpaceMouseTakeover
-from rlt_gym.libero.hooks import WorkerHooks, check_hook, hook_info
 from rlt_gym.libero.interventions import ScriptedTakeover
 from rlt_gym.libero.vector_env import LiberoVectorEnv
 from rlt_gym.testing import FakeLiberoVectorEnv, check_vector_env
+from rlt_gym.workers.hooks import WorkerHooks, check_hook, hook_info
 
 FAST = {"assets": "embedded", "render": "fast", "image_size": 32}
 

@@ -14,19 +14,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlt_gym.libero import gl
-from rlt_gym.libero.processes import LaunchPlan
-from rlt_gym.libero.transport import Channel, SharedPictures, anonymous_file, encode
+import rlt_gym
 from rlt_gym.libero.vector_env import LiberoVectorEnv
-from rlt_gym.libero.worker_client import WorkerError
+from rlt_gym.workers import gl
+from rlt_gym.workers.channel import Channel, SharedPictures, anonymous_file, encode
+from rlt_gym.workers.pool import WorkerError
+from rlt_gym.workers.processes import LaunchPlan
 
 FAST = {"assets": "embedded", "render": "fast", "image_size": 48}
 CHUNK = 2
-FAULTS = "rlt_gym.libero.faults:"
+FAULTS = "rlt_gym.libero.worker.fault_injection:"
 
 
 def inject(env, index, name, **arguments):
-    """Call a function of rlt_gym.libero.faults in one worker."""
+    """Call a function of rlt_gym.libero.worker.fault_injection in one worker."""
     question = {"function": FAULTS + name, "task_id": 1, "arguments": arguments}
     answers, failures = env._pool.ask({index: ("call", question)})
     assert not failures
@@ -265,7 +266,8 @@ def test_a_worker_has_no_training_library_and_its_zygote_one_thread(env):
     loaded = set(inject(env, 0, "loaded_modules"))
     assert "mujoco" in loaded
     assert not loaded & {"torch", "transformers", "wandb", "stable_baselines3", "h5py", "tqdm", "rlt_sb3"}
-    assert not {name for name in loaded if name.startswith("rlt_gym.") and name.count(".") == 1} - {"rlt_gym.libero"}
+    top = {name for name in loaded if name.startswith("rlt_gym.") and name.count(".") == 1}
+    assert top == {"rlt_gym.libero", "rlt_gym.workers"}
     assert len(os.listdir(f"/proc/{zygote_of(env)}/task")) == 1
 
 
@@ -313,19 +315,25 @@ def test_an_interpreter_without_libero_says_so(monkeypatch, tmp_path):
         LiberoVectorEnv(**FAST)
 
 
-LIBERO = Path(gl.__file__).parent
+PACKAGE = Path(rlt_gym.__file__).parent
+#: The rooms whose code runs under a worker's interpreter; ruff is told the same ones in pyproject.toml.
+ROOMS = ("rlt_gym.workers", "rlt_gym.libero.suites", "rlt_gym.libero.worker", "rlt_gym.libero.rendering")
 
 
 def imports_of(name):
-    """Modules that a module of rlt_gym.libero imports, anywhere in it; it must be Python 3.8."""
-    tree = ast.parse((LIBERO / f"{name}.py").read_text(), feature_version=(3, 8))
+    """Modules that a module of a worker imports, anywhere in it; it must be Python 3.8."""
+    path = PACKAGE.joinpath(*name.split(".")[1:]).with_suffix(".py")
+    tree = ast.parse(path.read_text(), feature_version=(3, 8))
     future = False
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             future = future or node.module == "__future__"
-            yield node.module
+            base = node.module or ""
+            for alias in node.names:
+                member = PACKAGE.joinpath(*base.split(".")[1:], f"{alias.name}.py")
+                yield f"{base}.{alias.name}" if base.startswith("rlt_gym") and member.is_file() else base
         elif isinstance(node, ast.Call) and any(keyword.arg == "strict" for keyword in node.keywords):
             pytest.fail(f"{name}.py:{node.lineno}: zip(strict=) is of Python 3.10")
     assert future, f"{name}.py: annotations are evaluated without `from __future__ import annotations`"
@@ -335,16 +343,24 @@ def test_worker_modules_are_python_3_8_and_need_nothing_but_libero():
     """All that the processes of launch.py reach inside this package."""
     # robosuite brings numba, and numba llvmlite
     allowed = {"libero", "numpy", "mujoco", "robosuite", "numba", "llvmlite", "OpenGL", *sys.stdlib_module_names}
-    open_, known = {"launch", "worker", "zygote", "gl", "faults"}, set()
+    started = (
+        "workers.launch",
+        "workers.zygote",
+        "workers.gl",
+        "libero.worker.worker",
+        "libero.worker.fault_injection",
+    )
+    open_, known = {f"rlt_gym.{name}" for name in started}, set()
     while open_:
         name = open_.pop()
         known.add(name)
         for module in imports_of(name):
-            if module.split(".")[0] in allowed or module == "rlt_gym.libero":
+            if module.split(".")[0] in allowed:
                 continue
-            assert module.startswith("rlt_gym.libero."), f"{name}.py imports {module}"
-            open_ |= {module.split(".")[2]} - known
-    assert {"bootstrap", "simulator", "render", "tasks", "transport", "lifeline"} <= known
+            assert module.startswith(ROOMS), f"{name} imports {module}"
+            open_ |= {module} - known
+    reached = {name.rpartition(".")[2] for name in known}
+    assert {"libero_import", "simulator", "renderer", "tasks", "channel", "watchdog"} <= reached
 
 
 def test_messages_survive_another_numpy_and_partial_reads():

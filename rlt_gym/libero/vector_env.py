@@ -15,11 +15,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from rlt_gym.libero.assets import resolve_assets
-from rlt_gym.libero.hooks import check_hook, check_one_env, hook_info
-from rlt_gym.libero.processes import LaunchPlan
 from rlt_gym.libero.suites.tasks import SPLITS, SUITE_HORIZONS, get_tasks
-from rlt_gym.libero.transport import FRAME_SIZE
-from rlt_gym.libero.worker_client import WorkerError, WorkerPool
+from rlt_gym.workers.channel import FRAME_SIZE
+from rlt_gym.workers.hooks import check_hook, check_one_env, hook_info
+from rlt_gym.workers.pool import WorkerError, WorkerPool
+from rlt_gym.workers.processes import LaunchPlan
 
 ACTION_SIZE = 7
 PROPRIO_SIZE = 8
@@ -133,7 +133,7 @@ class LiberoVectorEnv(VectorEnv):
     :param worker_python: Interpreter of the workers, which needs LIBERO and numpy only; ``None``: ``RLT_WORKER_PYTHON``
         or this one.
     :param worker_timeout: Seconds without an answer after which a worker counts as hung.
-    :param max_restarts: Restarts of each worker before :class:`~rlt_gym.libero.processes.WorkerError` is raised.
+    :param max_restarts: Restarts of each worker before :class:`~rlt_gym.workers.processes.WorkerError` is raised.
     :param resident_tasks: Tasks whose simulators each worker keeps; ``None``: up to 4, as memory allows.
     :raises ValueError: A bad argument or missing assets, before any process starts.
     :raises WorkerError: No worker can be started.

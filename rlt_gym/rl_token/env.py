@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 from rlt_gym.core.wrappers import GripperPenalty
-from rlt_gym.libero.hooks import ACTION_SIZE
+from rlt_gym.workers.hooks import ACTION_SIZE
 
 if TYPE_CHECKING:
     import os

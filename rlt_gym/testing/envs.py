@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rlt_gym.libero.hooks import WorkerHooks, hook_info
+from rlt_gym.workers.hooks import WorkerHooks, hook_info
 
 INIT_STATES = ("train", "selection", "eval")
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from rlt_gym.libero.assets.needed import missing_by_suite
 from rlt_gym.libero.assets.resolve import official_locations, resolve_assets
-from rlt_gym.libero.bootstrap import prepare_libero
 from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, get_tasks
+from rlt_gym.libero.worker.libero_import import prepare_libero
 
 
 @dataclass
@@ -117,7 +117,7 @@ def download(config: AssetsConfig) -> int:
 
 def _rollout(suite: str, task_id: int, steps: int) -> list[str]:
     """:return: Problems of a rollout of random actions with a picture at its end, and of the reset after it."""
-    from rlt_gym.libero.simulator import LiberoSimulator
+    from rlt_gym.libero.worker.simulator import LiberoSimulator
 
     simulator = LiberoSimulator(suite, task_id, image_size=64, render="fast")
     try:

@@ -21,7 +21,7 @@ def task_picture(suite: str, task_id: int, size: int) -> np.ndarray:
     :param size: Side in pixels.
     :return: uint8 (size, size, 3): LIBERO's agentview of the first initial state, the right way up.
     """
-    from rlt_gym.libero.simulator import LiberoSimulator
+    from rlt_gym.libero.worker.simulator import LiberoSimulator
 
     simulator = LiberoSimulator(suite, task_id, image_size=size)
     try:
@@ -52,7 +52,7 @@ def contact_sheet(pictures: list[tuple[str, np.ndarray]], columns: int) -> Image
 
 def write_sheet(suite: str, path: Path, size: int = 160, columns: int = 5) -> None:
     """
-    Draw a suite with the assets that :func:`rlt_gym.libero.bootstrap.prepare_libero` was given.
+    Draw a suite with the assets that :func:`rlt_gym.libero.worker.libero_import.prepare_libero` was given.
 
     :param suite: Name of the suite.
     :param path: A ``.jpg`` or ``.png`` file.

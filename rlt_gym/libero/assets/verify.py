@@ -50,7 +50,7 @@ class Bench:
     """
     One task in LIBERO's own environment, with an arm that holds still and things that can be put anywhere.
 
-    Call :func:`rlt_gym.libero.bootstrap.prepare_libero` with the assets first.
+    Call :func:`rlt_gym.libero.worker.libero_import.prepare_libero` with the assets first.
 
     :param suite: Name of the suite.
     :param task_id: Index of the task in it.
@@ -297,7 +297,7 @@ def _check_predicates(bench: Bench, report: TaskReport, state: np.ndarray) -> No
 
 def verify_task(suite: str, task_id: int, states: Sequence[int] = (0,), predicates: bool = True) -> TaskReport:
     """
-    Check one task with the assets that :func:`rlt_gym.libero.bootstrap.prepare_libero` was given.
+    Check one task with the assets that :func:`rlt_gym.libero.worker.libero_import.prepare_libero` was given.
 
     :param suite: Name of the suite.
     :param task_id: Index of the task in it.

@@ -31,7 +31,7 @@ def run_episode(simulator: Any, expert: Any, rng: np.random.Generator, max_steps
     """
     Let the expert act from the simulator's present state.
 
-    :param simulator: :class:`~rlt_gym.libero.simulator.LiberoSimulator`
+    :param simulator: :class:`~rlt_gym.libero.worker.simulator.LiberoSimulator`
     :param expert: :class:`~rlt_gym.libero.experts.ScriptedExpert` of that simulator's problem
     :param rng: the expert's randomness
     :param max_steps: control steps at most
@@ -71,8 +71,8 @@ def evaluate(
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}, must be one of {', '.join(SPLITS)}")
     from rlt_gym.libero.assets import resolve_assets
-    from rlt_gym.libero.bootstrap import prepare_libero
     from rlt_gym.libero.experts.scripted import NoSkillError
+    from rlt_gym.libero.worker.libero_import import prepare_libero
 
     prepare_libero(resolve_assets(assets).path)
     print(f"{'task':<44} {'success':>8} {'mean steps':>11}", flush=True)
@@ -88,7 +88,7 @@ def evaluate(
 
 def evaluate_task(suite: str, task_id: int, episodes: int, split: str, noise: float, speed: float) -> ExpertResult:
     """
-    Play one task's first initial states; call :func:`~rlt_gym.libero.bootstrap.prepare_libero` before.
+    Play one task's first initial states; call :func:`~rlt_gym.libero.worker.libero_import.prepare_libero` before.
 
     :param suite: LIBERO suite
     :param task_id: index of the task inside it
@@ -99,7 +99,7 @@ def evaluate_task(suite: str, task_id: int, episodes: int, split: str, noise: fl
     :raises NoSkillError: if a goal of the task is not supported
     """
     from rlt_gym.libero.experts.scripted import ScriptedExpert
-    from rlt_gym.libero.simulator import LiberoSimulator
+    from rlt_gym.libero.worker.simulator import LiberoSimulator
 
     simulator = LiberoSimulator(suite, task_id)
     steps = []

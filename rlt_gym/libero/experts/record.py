@@ -13,7 +13,7 @@ def record_demo(simulator: Any, index: int, seed: int, noise: float, speed: floa
     """
     One expert episode, played inside a worker.
 
-    :param simulator: The worker's :class:`~rlt_gym.libero.simulator.LiberoSimulator`.
+    :param simulator: The worker's :class:`~rlt_gym.libero.worker.simulator.LiberoSimulator`.
     :param index: Initial state of the training split.
     :return: Row t is the observation before action t: ``agentview``, ``wrist`` uint8 (T, S, S, 3), ``proprio`` (T, 8),
         ``actions`` (T, 7), ``object_positions`` (T, n, 3) in m; and ``success``.

@@ -45,7 +45,7 @@ def make_expert(simulator: Any, noise: float = 0.0, speed: float = 0.9) -> Scrip
     """
     The expert for a simulator's task.
 
-    :param simulator: :class:`~rlt_gym.libero.simulator.LiberoSimulator`, reset at least once
+    :param simulator: :class:`~rlt_gym.libero.worker.simulator.LiberoSimulator`, reset at least once
     :param noise: see :class:`~rlt_gym.libero.experts.ScriptedExpert`
     :param speed: see :class:`~rlt_gym.libero.experts.ScriptedExpert`
     :raises NoSkillError: if there is no expert for the task

@@ -3,7 +3,7 @@
 ``quality="exact"`` draws what LIBERO draws, bit for bit: the same scene, options, multisampling and camera, less what
 cannot reach the picture (:mod:`rlt_gym.libero.rendering.culling`).
 ``quality="fast"`` is for training on a CPU, where drawing is bound by triangles: multisampling is off, and meshes are
-coarser (:mod:`rlt_gym.libero.rendering.decimate`). Where nothing but the robot has meshes, which is so with the embedded assets,
+coarser (:mod:`rlt_gym.libero.rendering.decimate`). Where nothing but the robot has meshes, as with the embedded assets,
 the robot is drawn by its collision hulls instead. Reflections stay, since without them colours change. States are not
 touched: all this is done in a copy of the model that only the viewer sees.
 """

@@ -11,7 +11,7 @@ import pickle
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +49,7 @@ class LiberoTask:
         return libero_root() / "init_files" / self.suite / f"{self.name}.pruned_init"
 
 
-@cache
+@lru_cache(maxsize=None)
 def libero_root() -> Path:
     """
     :return: The folder ``libero/libero`` of the installed package, found without importing it.
@@ -61,7 +61,7 @@ def libero_root() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "libero"
 
 
-@cache
+@lru_cache(maxsize=None)
 def _task_map() -> dict[str, list[str]]:
     path = libero_root() / "benchmark" / "libero_suite_task_map.py"
     spec = importlib.util.spec_from_file_location("_rlt_libero_task_map", path)
@@ -109,7 +109,7 @@ def get_tasks(suite: str, task_ids: Sequence[int] | None = None) -> list[LiberoT
     return [get_task(suite, task_id) for task_id in task_ids]
 
 
-@cache
+@lru_cache(maxsize=None)
 def load_init_states(task: LiberoTask) -> np.ndarray:
     """
     :return: LIBERO's fixed initial states, float64 ``(50, 1 + nq + nv)``: MuJoCo time, qpos, qvel.

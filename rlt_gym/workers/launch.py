@@ -1,4 +1,4 @@
-"""Entry of the processes that import LIBERO: ``python .../rlt_gym/libero/launch.py worker|zygote|gl JSON``.
+"""Entry of the processes that an environment starts: ``python .../rlt_gym/workers/launch.py MODULE JSON``.
 
 Run by its path, possibly under an interpreter that has LIBERO, numpy and nothing else of ours: so neither this
 package's folder nor its neighbours in site-packages come onto ``sys.path``, and ``rlt_gym/__init__.py``, which needs
@@ -15,12 +15,12 @@ import types
 
 def main() -> None:
     folder = os.path.dirname(os.path.abspath(__file__))
-    if sys.path and os.path.abspath(sys.path[0]) == folder:  # added by Python, and it hides modules: `env`, `render`
+    if sys.path and os.path.abspath(sys.path[0]) == folder:  # added by Python, and it hides modules
         del sys.path[0]
     package = types.ModuleType("rlt_gym")
     package.__path__ = [os.path.dirname(folder)]
     sys.modules["rlt_gym"] = package
-    importlib.import_module("rlt_gym.libero." + sys.argv[1]).main(sys.argv[2])
+    importlib.import_module(sys.argv[1]).main(sys.argv[2])
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from libero.libero.envs.env_wrapper import ControlEnv
 from robosuite.controllers.osc import OperationalSpaceController
 from robosuite.utils.control_utils import set_goal_orientation, set_goal_position
 
-from rlt_gym.libero.osc import find_functions, substeps, without_viewer_flags
 from rlt_gym.libero.rendering.renderer import CAMERAS, KINEMATICS, Renderer
 from rlt_gym.libero.suites.tasks import episode_seed, get_task, load_init_states
+from rlt_gym.libero.worker.controller import find_functions, substeps, without_viewer_flags
 
 #: No motion, gripper open: LIBERO's evaluation protocol plays it until the objects have come to rest.
 SETTLE_ACTION = np.array([0, 0, 0, 0, 0, 0, -1], dtype=np.float64)

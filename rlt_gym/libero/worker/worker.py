@@ -2,10 +2,10 @@
 
 Messages are ``(number, command, arguments)`` on a socket of their own; answers are ``(number, "ok", value)`` or
 ``(number, "error", traceback)``. Pictures go through shared memory. Whatever libraries print goes to a log, of which
-the environment shows the end when something fails. The process ends with its owner (:mod:`rlt_gym.libero.lifeline`).
+the environment shows the end when something fails. The process ends with its owner (:mod:`rlt_gym.workers.watchdog`).
 
 It imports LIBERO, numpy and modules of this package that need nothing else, and may run under another interpreter
-(:mod:`rlt_gym.libero.launch`).
+(:mod:`rlt_gym.workers.launch`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from rlt_gym.libero.bootstrap import prepare_libero
-from rlt_gym.libero.hooks import WorkerHooks
-from rlt_gym.libero.lifeline import watch
 from rlt_gym.libero.suites.tasks import episode_seed
-from rlt_gym.libero.transport import FRAME_SIZE, Channel, SharedPictures
+from rlt_gym.libero.worker.libero_import import prepare_libero
+from rlt_gym.workers.channel import FRAME_SIZE, Channel, SharedPictures
+from rlt_gym.workers.hooks import WorkerHooks
+from rlt_gym.workers.watchdog import watch
 
 #: The log of what libraries print starts over when it has grown beyond this.
 _LOG_BYTES = 4 << 20
@@ -39,7 +39,7 @@ class Worker:
     :param suite: Name of the suite; ``assets_path``: folder of assets; ``image_size``, ``render``: as in the simulator.
     :param pictures: Where observations are left.
     :param simulators: Simulators built before, by task.
-    :param hooks: Of :func:`~rlt_gym.libero.hooks.check_hook`, by the arguments of :class:`WorkerHooks`.
+    :param hooks: Of :func:`~rlt_gym.workers.hooks.check_hook`, by the arguments of :class:`WorkerHooks`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Worker:
         hooks: dict[str, Any] | None = None,
     ):
         prepare_libero(assets_path)
-        from rlt_gym.libero import simulator  # after prepare_libero, which silences these imports
+        from rlt_gym.libero.worker import simulator  # after prepare_libero, which silences these imports
 
         self._make = lambda task_id: simulator.LiberoSimulator(suite, task_id, image_size, render)
         self._pictures = pictures
@@ -190,5 +190,5 @@ def run(
 
 
 def main(argument: str) -> None:
-    """``launch.py worker JSON`` with the arguments of :func:`run`."""
+    """``launch.py rlt_gym.libero.worker.worker JSON`` with the arguments of :func:`run`."""
     run(**json.loads(argument))

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlt_gym.libero.gl import GLChoice, choose_gl
-from rlt_gym.libero.transport import anonymous_file
+from rlt_gym.workers.channel import anonymous_file
+from rlt_gym.workers.gl import GLChoice, choose_gl
 
 WORKER_STARTS = ("auto", "zygote", "spawn")
 _LAUNCH = str(Path(__file__).with_name("launch.py"))
@@ -81,10 +81,10 @@ class LaunchPlan:
                 result.pop(name, None)
         return result
 
-    def popen(self, kind: str, argument: str, descriptors: Sequence[int], log: int) -> subprocess.Popen:
-        """Run :mod:`rlt_gym.libero.launch`, with its output in a log from its first import on."""
+    def popen(self, module: str, argument: str, descriptors: Sequence[int], log: int) -> subprocess.Popen:
+        """Run :mod:`rlt_gym.workers.launch`, with its output in a log from its first import on."""
         return subprocess.Popen(
-            [self.python, _LAUNCH, kind, argument],
+            [self.python, _LAUNCH, module, argument],
             pass_fds=tuple(descriptors),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -113,7 +113,9 @@ class _Spawned:
         names = ("channel_fd", "lifeline_fd", "pictures_fd", "log_fd")
         arguments: dict[str, Any] = dict(zip(names, descriptors, strict=True))
         arguments.update(owner=os.getpid(), slots=slots, settings=settings)
-        self._process = plan.popen("worker", json.dumps(arguments), descriptors, arguments["log_fd"])
+        self._process = plan.popen(
+            "rlt_gym.libero.worker.worker", json.dumps(arguments), descriptors, arguments["log_fd"]
+        )
         self.pid = self._process.pid
 
     def end(self) -> None:
@@ -146,7 +148,7 @@ class _Zygote:
         self._log = anonymous_file("rlt-zygote-log")
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = {"control_fd": theirs.fileno(), "owner": os.getpid()}
-        self._process = plan.popen("zygote", json.dumps(arguments), (theirs.fileno(),), self._log)
+        self._process = plan.popen("rlt_gym.workers.zygote", json.dumps(arguments), (theirs.fileno(),), self._log)
         theirs.close()
         weakref.finalize(self, _end_zygote, self._process, self._control, os.getpid())
         weakref.finalize(self, os.close, self._log)
@@ -213,7 +215,7 @@ def start_worker(
     timeout: float,
 ) -> WorkerProcess:
     """
-    :param plan: How; ``descriptors`` and the rest as in :func:`rlt_gym.libero.worker.run`.
+    :param plan: How; ``descriptors`` and the rest as in :func:`rlt_gym.libero.worker.worker.run`.
     :param task_ids: Tasks whose models a zygote builds ahead.
     :param timeout: Seconds a zygote may take for that.
     :raises WorkerFailure: It did not.

@@ -3,7 +3,7 @@
 A forked worker starts in a fraction of the time and shares with its siblings the memory of all that. The zygote is a
 plain subprocess of the training process, so nothing of that one (torch, threads, GL, CUDA) is forked; it has one
 thread and no GL context itself. It talks over a socket that keeps message boundaries, on which descriptors travel too,
-and ends with its parent; the kernel then ends its workers (:func:`rlt_gym.libero.lifeline.kill_me_with_parent`).
+and ends with its parent; the kernel then ends its workers (:func:`rlt_gym.workers.watchdog.kill_me_with_parent`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from rlt_gym.libero.bootstrap import prepare_libero
-from rlt_gym.libero.lifeline import alive_checker, kill_me_with_parent
-from rlt_gym.libero.worker import run
+from rlt_gym.libero.worker.libero_import import prepare_libero
+from rlt_gym.libero.worker.worker import run
+from rlt_gym.workers.watchdog import alive_checker, kill_me_with_parent
 
 MESSAGE_BYTES = 1 << 16
 
@@ -82,12 +82,12 @@ class Zygote:
         """
         Build simulators, without GL, and play a step so that all code is compiled and loaded.
 
-        :param settings: Of :class:`rlt_gym.libero.worker.Worker`.
+        :param settings: Of :class:`rlt_gym.libero.worker.worker.Worker`.
         :param task_ids: Their tasks.
         """
         prepare_libero(settings["assets_path"])
         from rlt_gym.libero.rendering.triangles import warm_up
-        from rlt_gym.libero.simulator import LiberoSimulator
+        from rlt_gym.libero.worker.simulator import LiberoSimulator
 
         warm_up()
         known = self._simulators.setdefault(_key(settings), {})
@@ -101,7 +101,7 @@ class Zygote:
 
     def fork(self, channel: int, lifeline: int, pictures: int, log: int, settings: dict[str, Any], slots: int) -> int:
         """
-        :param channel: Descriptor for :func:`rlt_gym.libero.worker.run`, as the three after it.
+        :param channel: Descriptor for :func:`rlt_gym.libero.worker.worker.run`, as the three after it.
         :return: Id of the new worker.
         """
         zygote = os.getpid()
@@ -138,7 +138,7 @@ class Zygote:
 
 
 def main(argument: str) -> None:
-    """``launch.py zygote JSON`` with ``control_fd`` and ``owner``."""
+    """``launch.py rlt_gym.workers.zygote JSON`` with ``control_fd`` and ``owner``."""
     arguments = json.loads(argument)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=arguments["control_fd"])

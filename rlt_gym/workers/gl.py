@@ -93,7 +93,7 @@ def query_cuda_indices(egl: Any) -> list[int | None]:
 
 
 def main(argument: str) -> None:
-    """The trial: ``launch.py gl CUDA_INDEX`` prints what it found as JSON."""
+    """The trial: ``launch.py rlt_gym.workers.gl CUDA_INDEX`` prints what it found as JSON."""
     report: dict[str, Any] = {"ok": False, "device": None}
     try:
         report["cuda"] = query_cuda_indices(ctypes.CDLL("libEGL.so.1"))
@@ -125,7 +125,12 @@ def try_egl(python: str, cuda: int) -> dict[str, Any]:
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launch.py")
     try:
         done = subprocess.run(
-            [python, script, "gl", str(cuda)], env=environment, capture_output=True, text=True, timeout=120, check=False
+            [python, script, __name__, str(cuda)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         return json.loads(done.stdout.strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, IndexError, ValueError) as error:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from rlt_gym.libero.gl import say_no_egl
-from rlt_gym.libero.processes import (
+from rlt_gym.workers.channel import Channel, SharedPictures, anonymous_file
+from rlt_gym.workers.gl import say_no_egl
+from rlt_gym.workers.processes import (
     GLChoice,
     LaunchPlan,
     WorkerError,
@@ -23,7 +24,6 @@ from rlt_gym.libero.processes import (
     start_worker,
     tail,
 )
-from rlt_gym.libero.transport import Channel, SharedPictures, anonymous_file
 
 __all__ = ["WorkerClient", "WorkerError", "WorkerFailure", "WorkerPool"]
 
@@ -48,7 +48,7 @@ class WorkerClient:
     Starts one worker process and talks to it.
 
     :param plan: How to start it.
-    :param settings: Keyword arguments of :class:`rlt_gym.libero.worker.Worker`.
+    :param settings: Keyword arguments of :class:`rlt_gym.libero.worker.worker.Worker`.
     :param slots: Observations that the shared memory holds.
     :param task_ids: Tasks it will play, the first ones first.
     :param timeout: Seconds to wait for an answer before the worker counts as hung.
@@ -136,7 +136,7 @@ class WorkerPool:
 
     :param num_workers: How many.
     :param plan: How to start them.
-    :param settings: Keyword arguments of :class:`rlt_gym.libero.worker.Worker`.
+    :param settings: Keyword arguments of :class:`rlt_gym.libero.worker.worker.Worker`.
     :param slots: As for :class:`WorkerClient`, likewise ``task_ids`` and ``timeout``.
     :param max_restarts: Restarts of each worker before :meth:`restart` raises.
     :raises WorkerError: They cannot be started.

@@ -1,6 +1,6 @@
 """What goes between an environment and a worker: messages over a socket, pictures through shared memory.
 
-Neither side may rely on the other having the same Python or numpy (:mod:`rlt_gym.libero.launch`): arrays travel as
+Neither side may rely on the other having the same Python or numpy (:mod:`rlt_gym.workers.launch`): arrays travel as
 their bytes, since numpy 2 pickles them under module names that numpy 1 does not know.
 """
 

@@ -145,7 +145,7 @@ class WorkerHooks:
 
     def begin_episode(self, simulator: Any, seed: int, takeover: bool = True) -> dict[str, Any]:
         """
-        :param simulator: The :class:`~rlt_gym.libero.simulator.LiberoSimulator`, just reset.
+        :param simulator: The :class:`~rlt_gym.libero.worker.simulator.LiberoSimulator`, just reset.
         :param seed: Of the episode; the intervenor's randomness comes from it.
         :param takeover: Whether anybody may take over in this episode.
         :return: What the info of the first observation says about hooks.
