@@ -24,7 +24,8 @@ class Intervenor(Protocol):
         """
         An episode begins. Optional.
 
-        :param simulator: The worker's :class:`~rlt_gym.libero.worker.simulator.LiberoSimulator`, in the episode's first state.
+        :param simulator: The worker's :class:`~rlt_gym.libero.worker.simulator.LiberoSimulator`, in the
+            episode's first state.
         :param rng: Source of randomness; the same episode gets the same one on any worker.
         """
 

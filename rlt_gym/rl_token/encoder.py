@@ -25,7 +25,7 @@ from rlt_gym.vla.base import TOKEN_KINDS, WEIGHTS_DIR, FrozenVLA, VLAOutput, fin
 if TYPE_CHECKING:
     from rlt_gym.rl_token.mean import MeanToken
 
-FORMAT = "rlt_gym.rl_token.encoder/1"
+FORMAT = "rlt_gym.rl_token/1"
 
 #: What makes ``z_rl``.
 TokenEncoder: TypeAlias = Union["RLTokenEncoder", "MeanToken"]

@@ -3,8 +3,8 @@
 Software rendering is bound by triangles: a LIBERO scene has 200 k of them for a picture of 16 k pixels. Most lie
 outside the picture, turn their back to the camera or fall between the points at which OpenGL samples the picture, and
 one in ten is left (:mod:`rlt_gym.libero.rendering.triangles`). Those are compiled into a display list by MuJoCo itself,
-by showing it a mesh that has these faces only, in their order: of two triangles at equal depth the later is seen. Such a
-list is good until its mesh has moved by a fraction of a pixel in that camera's view: what stands still costs nothing.
+by showing it a mesh that has these faces only, in their order: of two triangles at equal depth the later is seen. Such
+a list is good until its mesh has moved by a fraction of a pixel in that camera's view: what stands still costs nothing.
 
 MuJoCo draws at most one mirror, the first reflective geom of the scene, by drawing everything a second time, however
 little of it the mirror shows (``mjr_render``). A mesh's list therefore only says "call number i", and the number
