@@ -2,6 +2,6 @@
 
 import sys
 
-from rlt_sb3.cli import main
+from rlt_sb3.cli.main import main
 
 sys.exit(main())

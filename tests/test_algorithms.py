@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import CallbackList
 
 from rlt_sb3 import RLT, GymnasiumVecEnv
 from rlt_sb3.algorithms import ALGORITHMS, get_algorithm, load_model
-from rlt_sb3.cli import main
+from rlt_sb3.cli.main import main
 from rlt_sb3.config import NAMES, EnvConfig, EvalConfig, EvalSettings, ReportConfig
 from rlt_sb3.environment import make_env
 from rlt_sb3.eval_run import evaluate_run

@@ -22,7 +22,7 @@ from rlt_gym.libero.assets.needed import missing_by_suite, task_entries
 from rlt_gym.libero.assets.sheet import contact_sheet
 from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, get_task, get_tasks, load_init_states
 from rlt_gym.libero.worker.libero_import import prepare_libero
-from rlt_sb3.cli import main
+from rlt_sb3.cli.main import main
 
 # Drawer, stove and pot, microwave, caddy, shelf, tray: each fixture and each kind of predicate is in one of them.
 SLICE = (

@@ -12,7 +12,7 @@ from test_rlt import Numpy, make_model, make_venv, numeric_gradient, oracle_mode
 
 from rlt_sb3 import RLT
 from rlt_sb3.algorithms import check_settings
-from rlt_sb3.cli import parse
+from rlt_sb3.cli.main import parse
 from rlt_sb3.train import resume, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from run_helpers import environment
 
-from rlt_sb3.cli import COMMANDS, main, parse, usage
+from rlt_sb3.cli.main import COMMANDS, main, parse, usage
 from rlt_sb3.config import NAMES
 
 ROOT = Path(__file__).parent.parent
@@ -35,7 +35,7 @@ def run(*args, **kwargs):
 def test_help_is_quick_to_reach():
     """No torch, no simulator, no argument parser for the overview."""
     code = (
-        "import sys; from rlt_sb3.cli import main; main(['--help']);"
+        "import sys; from rlt_sb3.cli.main import main; main(['--help']);"
         "print({'torch', 'stable_baselines3', 'jsonargparse', 'libero', 'gymnasium'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rlt_gym import doctor
+from rlt_sb3.cli import doctor
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlt_sb3.cli import parse
+from rlt_sb3.cli.main import parse
 from rlt_sb3.config import EnvConfig
 from rlt_sb3.train import train
 

@@ -13,7 +13,7 @@ from rlt_gym.rl_token.env import RLTokenVectorEnv
 from rlt_gym.rl_token.mean import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_sb3 import GymnasiumVecEnv
-from rlt_sb3.cli import main
+from rlt_sb3.cli.main import main
 from rlt_sb3.config import EvalConfig
 from rlt_sb3.eval_run import evaluate_run
 from rlt_sb3.train import resume, train

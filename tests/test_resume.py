@@ -19,7 +19,7 @@ from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT
 from rlt_sb3.algorithms import load_model
 from rlt_sb3.checkpoints import CheckpointError, all_checkpoints, find_checkpoint, resumable_checkpoints
-from rlt_sb3.cli import main
+from rlt_sb3.cli.main import main
 from rlt_sb3.config import EvalSettings, load_config, save_config
 from rlt_sb3.report import read_evaluations, read_metrics
 from rlt_sb3.train import resume, train

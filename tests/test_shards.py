@@ -13,7 +13,7 @@ import pytest
 import toy_env  # noqa: F401
 from run_helpers import environment, small, textbook_wilson
 
-from rlt_sb3.cli import main, normalise
+from rlt_sb3.cli.main import main, normalise
 from rlt_sb3.config import EnvConfig, EvalConfig, EvalSettings, TrainConfig, save_config
 from rlt_sb3.eval_run import evaluate_run
 from rlt_sb3.evaluation import Evaluation

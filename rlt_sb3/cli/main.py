@@ -45,11 +45,15 @@ COMMANDS = {
         "rlt_gym.libero.assets.command:assets",
         "check, download, verify or draw (sheet) the assets of LIBERO's tasks",
     ),
-    "doctor": ("rlt_gym.doctor:DoctorConfig", "rlt_gym.doctor:doctor", "what is installed, what works, what to mend"),
+    "doctor": (
+        "rlt_sb3.cli.doctor:DoctorConfig",
+        "rlt_sb3.cli.doctor:doctor",
+        "what is installed, what works, what to mend",
+    ),
     "report": ("rlt_sb3.config:ReportConfig", "rlt_sb3.report:report", "write report.html of a run again"),
     "list": (
         "rlt_sb3.config:ListConfig",
-        "rlt_sb3.cli:list_names",
+        "rlt_sb3.cli.main:list_names",
         "names that settings take: algorithms, environments, VLAs, suites, tasks, shipped configurations",
     ),
 }
@@ -58,11 +62,11 @@ COMMANDS = {
 LISTS = {
     "algorithm": "rlt_sb3.algorithms:labels",
     "env.id": "rlt_sb3.environment:registered_ids",
-    "env.vla": "rlt_gym.choices:vlas",
-    "env.suite": "rlt_gym.choices:suites",
+    "env.vla": "rlt_sb3.cli.catalog:vlas",
+    "env.suite": "rlt_sb3.cli.catalog:suites",
     "config": "rlt_sb3.config:shipped_configs",
 }
-TASKS = "rlt_gym.choices:tasks"
+TASKS = "rlt_sb3.cli.catalog:tasks"
 
 
 def _columns(names: Mapping[str, str]) -> list[str]:
