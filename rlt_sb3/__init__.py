@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlt_sb3.common.buffers import ChunkReplayBuffer
+    from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
     from rlt_sb3.common.vec_env import GymnasiumVecEnv
     from rlt_sb3.rlt import RLT, RLTPolicy
 
 __all__ = ["RLT", "ChunkReplayBuffer", "GymnasiumVecEnv", "RLTPolicy"]
 
 _MODULES = {
-    "ChunkReplayBuffer": "rlt_sb3.common.buffers",
+    "ChunkReplayBuffer": "rlt_sb3.common.replay.buffer",
     "GymnasiumVecEnv": "rlt_sb3.common.vec_env",
     "RLT": "rlt_sb3.rlt",
     "RLTPolicy": "rlt_sb3.rlt",

@@ -54,7 +54,7 @@ def _tqc() -> type:
 
 
 def _tqc_defaults(n_envs: int, length: int) -> dict[str, Any]:
-    from rlt_sb3.flat_actions import WholeChunkReplayBuffer
+    from rlt_sb3.common.flat_actions import WholeChunkReplayBuffer
 
     # SB3 counts discounts and updates per transition and per vector step: these are RLT's 0.99 per control step
     # and two updates per row
@@ -125,7 +125,7 @@ def make_vec_env(name: str, env: Any) -> VecEnv:
 
     venv: VecEnv = GymnasiumVecEnv(env)
     if get_algorithm(name).flat:
-        from rlt_sb3.flat_actions import FlatActions
+        from rlt_sb3.common.flat_actions import FlatActions
 
         venv = FlatActions(venv)
     return WholeEpisodeMonitor(venv)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlt_sb3.errors import RunError
+from rlt_sb3.common.errors import RunError
 
 FOLDER = "checkpoints"
 FORMAT = 1

@@ -9,10 +9,10 @@ from typing import Any
 
 from rlt_sb3.algorithms import as_predictor, check_fits, get_algorithm, load_model
 from rlt_sb3.checkpoints import all_checkpoints
+from rlt_sb3.common.fingerprint import Fingerprint, check_run, of_run
 from rlt_sb3.config import EvalConfig, TrainConfig, load_config
 from rlt_sb3.environment import check_device, make_env
 from rlt_sb3.evaluation import Evaluation, Predictor, StateResult, check_split, compare, csv_rows, dumps, evaluate
-from rlt_sb3.fingerprint import Fingerprint, check_run, of_run
 from rlt_sb3.parallel_eval import evaluate_in_parallel
 from rlt_sb3.progress import quiet_bar
 from rlt_sb3.run_dir import replacing

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import gymnasium as gym
 import numpy as np
 
-from rlt_sb3.errors import RunError
+from rlt_sb3.common.errors import RunError
 
 PolicyFn = Callable[[dict[str, np.ndarray]], np.ndarray]
 

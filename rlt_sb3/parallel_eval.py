@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlt_sb3.errors import RunError
+from rlt_sb3.common.errors import RunError
 from rlt_sb3.evaluation import Evaluation
 from rlt_sb3.interrupt import Interrupt
 from rlt_sb3.progress import quiet_bar

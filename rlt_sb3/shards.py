@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rlt_sb3.errors import RunError
+from rlt_sb3.common.errors import RunError
 from rlt_sb3.evaluation import Evaluation
 
 #: What all parts must have in common.

@@ -13,10 +13,10 @@ import numpy as np
 
 from rlt_sb3.algorithms import ALGORITHMS, as_predictor, check_settings, get_algorithm, load_model
 from rlt_sb3.checkpoints import Checkpoint, find_checkpoint, later_checkpoints, resumable_checkpoints
+from rlt_sb3.common.fingerprint import check_run
 from rlt_sb3.config import TrainConfig, load_config, save_config
 from rlt_sb3.environment import check_device, make_env
 from rlt_sb3.evaluation import Comparison, Evaluation, PolicyFn, Predictor, StateResult, as_policy, compare, evaluate
-from rlt_sb3.fingerprint import check_run
 from rlt_sb3.interrupt import Interrupt
 from rlt_sb3.progress import Progress
 from rlt_sb3.run_dir import RunDir, machine

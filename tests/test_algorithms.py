@@ -14,10 +14,10 @@ from stable_baselines3.common.callbacks import CallbackList
 from rlt_sb3 import RLT, GymnasiumVecEnv
 from rlt_sb3.algorithms import ALGORITHMS, get_algorithm, load_model
 from rlt_sb3.cli.main import main
+from rlt_sb3.common.flat_actions import FlatActions, WholeChunkReplayBuffer
 from rlt_sb3.config import NAMES, EnvConfig, EvalConfig, EvalSettings, ReportConfig
 from rlt_sb3.environment import make_env
 from rlt_sb3.eval_run import evaluate_run
-from rlt_sb3.flat_actions import FlatActions, WholeChunkReplayBuffer
 from rlt_sb3.imports import check_hooks, check_import, resolve_class, resolve_classes
 from rlt_sb3.report import read_metrics, report, write_report
 from rlt_sb3.train import train

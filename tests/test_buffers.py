@@ -15,7 +15,7 @@ from stable_baselines3.common.save_util import load_from_pkl, save_to_pkl
 
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT, ChunkReplayBuffer, GymnasiumVecEnv
-from rlt_sb3.common.rows import ChunkRows
+from rlt_sb3.common.replay.storage import ChunkRows
 
 C, D, GAMMA = 4, 2, 0.9
 OBS = spaces.Dict(

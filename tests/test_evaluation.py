@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 from run_helpers import textbook_wilson
 from toy_env import ToyVectorEnv
 
-from rlt_sb3.errors import RunError
+from rlt_sb3.common.errors import RunError
 from rlt_sb3.evaluation import (
     Evaluation,
     StateResult,

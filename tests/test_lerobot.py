@@ -16,7 +16,7 @@ from test_offline import C, CountingVLA, ReadingEncoder, action, space
 from rlt_gym.data.lerobot import LeRobotFolder, gripper_to_env
 from rlt_gym.data.libero_hdf5 import DemoWriter
 from rlt_gym.rl_token.encode_demos import EncodeDemosConfig, encode_demos
-from rlt_sb3.common.offline import load_transitions
+from rlt_sb3.common.replay.offline import load_transitions
 
 SIZE, FPS = 32, 20
 LENGTHS, TASKS = (11, 3, 8), ("do it", "do that", "do it")

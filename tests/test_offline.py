@@ -15,7 +15,7 @@ from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, frozen_finge
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_gym.vla.base import VLAOutput, VLASpec
 from rlt_sb3 import RLT, GymnasiumVecEnv
-from rlt_sb3.common.offline import load_transitions, save_transitions
+from rlt_sb3.common.replay.offline import load_transitions, save_transitions
 
 C, WIDTH = 4, 16
 

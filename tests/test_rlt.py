@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT, ChunkReplayBuffer, GymnasiumVecEnv
-from rlt_sb3.common.q_gap import QGapTracker
+from rlt_sb3.common.value_bias import QGapTracker
 from rlt_sb3.rlt.policies import AntiWindupClamp, RLTPolicy, rotation_columns
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -8,7 +8,7 @@ from stable_baselines3.common.vec_env import VecMonitor
 from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT, GymnasiumVecEnv
-from rlt_sb3.common.q_gap import QGapTracker
+from rlt_sb3.common.value_bias import QGapTracker
 
 C = 4
 SMALL = {"policy_kwargs": {"net_arch": [16]}, "batch_size": 8, "device": "cpu", "seed": 0, "learning_starts": 8}

@@ -8,8 +8,8 @@ import torch as th
 from test_buffers import OBS, C, D, World, make
 from test_rlt_interventions import learn
 
-from rlt_sb3.common.offline import attach_offline, load_transitions, save_transitions
-from rlt_sb3.common.rows import ChunkRows
+from rlt_sb3.common.replay.offline import attach_offline, load_transitions, save_transitions
+from rlt_sb3.common.replay.storage import ChunkRows
 
 CPU = th.device("cpu")
 

@@ -20,7 +20,7 @@ from rlt_gym.rl_token.encoder import TokenEncoder, frozen_fingerprint, load_rl_t
 from rlt_gym.rl_token.env import check_chunk_length
 from rlt_gym.vla.base import FrozenVLA, load_vla
 
-#: Version of the layout; ``rlt_sb3.common.offline`` reads it.
+#: Version of the layout; ``rlt_sb3.common.replay.offline`` reads it.
 FORMAT = "rlt-transitions-1"
 
 

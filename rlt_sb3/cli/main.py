@@ -188,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     :return: exit status: what the command returned if that is a number, else 0; 1 if something went wrong, 2 for a
         wrong setting, 130 after an interrupt
     """
-    from rlt_sb3.errors import RunError
+    from rlt_sb3.common.errors import RunError
 
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help", "help"):

@@ -34,7 +34,7 @@ class Lane:
     :param chunk: the newest chunk
     :param inner: rows that began inside it and are not complete yet: (slot, control step)
     :param numbers: the observations of the episode so far, counted as they were written
-    :param copies: see :func:`~rlt_sb3.common.takeovers.copy_row`
+    :param copies: see :func:`~rlt_sb3.common.replay.intervention_copies.copy_row`
     """
 
     slot: int

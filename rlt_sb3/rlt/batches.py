@@ -6,8 +6,8 @@ import torch as th
 from stable_baselines3.common.policies import BaseModel
 from torch import nn
 
-from rlt_sb3.common.buffers import ChunkReplayBuffer
-from rlt_sb3.common.rows import ChunkBatch
+from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
+from rlt_sb3.common.replay.storage import ChunkBatch
 from rlt_sb3.rlt.policies import RLTFeatures
 
 #: Size up to which the observations of several batches are read together; larger arrays cost page faults each time

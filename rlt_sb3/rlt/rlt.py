@@ -26,12 +26,12 @@ from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.td3.td3 import TD3
 
-from rlt_sb3.common.buffers import ChunkReplayBuffer
 from rlt_sb3.common.chunks import chunk_stats, executed_chunks, times_per_dimension
 from rlt_sb3.common.hardware import cpu_has_bfloat16
-from rlt_sb3.common.offline import attach_offline
-from rlt_sb3.common.q_gap import QGapTracker
-from rlt_sb3.common.rows import ChunkBatch
+from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
+from rlt_sb3.common.replay.offline import attach_offline
+from rlt_sb3.common.replay.storage import ChunkBatch
+from rlt_sb3.common.value_bias import QGapTracker
 from rlt_sb3.rlt.batches import training_batches
 from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy
 from rlt_sb3.rlt.settings import buffer_settings, check_settings, policy_settings

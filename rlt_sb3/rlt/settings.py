@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.utils import FloatSchedule
 
-from rlt_sb3.common.buffers import ChunkReplayBuffer
+from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 
 ACTOR_Q = ("mean", "min", "first")
 PRECISIONS = ("auto", "float32", "bfloat16")

@@ -1,6 +1,6 @@
 """Rows in which someone took over, copied to where they last longer than in the ring of the replay buffer."""
 
-from rlt_sb3.common.rows import ChunkRows
+from rlt_sb3.common.replay.storage import ChunkRows
 
 
 def copy_row(source: ChunkRows, slot: int, target: ChunkRows, copies: dict[int, int], overwrite: bool) -> None:

@@ -11,8 +11,8 @@ from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
 from rlt_sb3.common.chunks import Chunk, Lane, join_chunks, succeeded
-from rlt_sb3.common.rows import ChunkBatch, ChunkRows, join_batches, split_batch
-from rlt_sb3.common.takeovers import copy_row
+from rlt_sb3.common.replay.intervention_copies import copy_row
+from rlt_sb3.common.replay.storage import ChunkBatch, ChunkRows, join_batches, split_batch
 
 
 class ChunkReplayBuffer(DictReplayBuffer):
@@ -67,7 +67,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
     :param stride: begin a row every so many control steps, 1..C-1; None: one row per chunk
     :param z_rl_dtype: "float32", or "float16" to keep ``z_rl`` in half the memory
     :param stratified: draw the same number of rows from every task
-    :param offline: further rows, e.g. of :func:`~rlt_sb3.common.offline.load_transitions`
+    :param offline: further rows, e.g. of :func:`~rlt_sb3.common.replay.offline.load_transitions`
     :param offline_ratio: share of each batch that comes from ``offline``, rounded to whole rows; nothing as long as
         there are none
     :param keep_interventions: also write rows in which someone took over to ``offline``, where later rows do not push

@@ -11,9 +11,9 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlt_sb3.common.buffers import ChunkReplayBuffer
-from rlt_sb3.common.rows import ChunkRows
-from rlt_sb3.fingerprint import Fingerprint, check_fingerprint
+from rlt_sb3.common.fingerprint import Fingerprint, check_fingerprint
+from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
+from rlt_sb3.common.replay.storage import ChunkRows
 
 FORMAT = "rlt-transitions-1"
 

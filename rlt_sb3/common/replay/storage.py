@@ -7,7 +7,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from rlt_sb3.common.task_rows import TaskRows
+from rlt_sb3.common.replay.task_index import TaskRows
 
 TensorDict = dict[str, th.Tensor]
 
