@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from tasks import ROOT, rate, steps, summary
 
-from rlt_sb3.report import read_metrics
+from rlt_sb3.experiment.report import read_metrics
 
 CHUNKS, CHUNK_LENGTH = 3_600, 8
 COMMON = (

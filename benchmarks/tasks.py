@@ -19,7 +19,7 @@ import matplotlib
 import numpy as np
 
 from rlt_sb3.evaluation import Evaluation, compare
-from rlt_sb3.report import read_evaluations
+from rlt_sb3.experiment.report import read_evaluations
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

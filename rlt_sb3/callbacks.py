@@ -15,8 +15,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
 from rlt_sb3.evaluation import Evaluation, compare
+from rlt_sb3.experiment.run_dir import replacing
 from rlt_sb3.metrics import throughput
-from rlt_sb3.run_dir import replacing
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from rlt_sb3.config import EnvConfig, EvalSettings, TrainConfig
+from rlt_sb3.experiment.config import EnvConfig, EvalSettings, TrainConfig
 
 ROOT = Path(__file__).parent.parent
 SMALL_RLT = {"learning_starts": 20, "batch_size": 16, "critic_warmup_updates": 5, "utd": 1.0, "n_critics": 2}

@@ -12,15 +12,15 @@ from run_helpers import quick, same, small
 from stable_baselines3.common.callbacks import CallbackList
 
 from rlt_sb3 import RLT, GymnasiumVecEnv
-from rlt_sb3.algorithms import ALGORITHMS, get_algorithm, load_model
 from rlt_sb3.cli.main import main
 from rlt_sb3.common.flat_actions import FlatActions, WholeChunkReplayBuffer
-from rlt_sb3.config import NAMES, EnvConfig, EvalConfig, EvalSettings, ReportConfig
-from rlt_sb3.environment import make_env
-from rlt_sb3.eval_run import evaluate_run
-from rlt_sb3.imports import check_hooks, check_import, resolve_class, resolve_classes
-from rlt_sb3.report import read_metrics, report, write_report
-from rlt_sb3.train import train
+from rlt_sb3.experiment.algorithms import ALGORITHMS, get_algorithm, load_model
+from rlt_sb3.experiment.config import NAMES, EnvConfig, EvalConfig, EvalSettings, ReportConfig
+from rlt_sb3.experiment.environment import make_env
+from rlt_sb3.experiment.evaluate_run import evaluate_run
+from rlt_sb3.experiment.imports import check_hooks, check_import, resolve_class, resolve_classes
+from rlt_sb3.experiment.report import read_metrics, report, write_report
+from rlt_sb3.experiment.train import train
 
 
 def test_registry(tmp_path):
@@ -144,7 +144,7 @@ def test_guard_restores_networks_and_keeps_the_buffer(tmp_path, untrained_is_bes
 
 @pytest.mark.parametrize("guard, told", [("restore", "the best networks so far are put back"), ("warn", "it goes on")])
 def test_a_run_with_the_guard(tmp_path, monkeypatch, capsys, guard, told):
-    monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
+    monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
 
     def spoiled(self, observation, *args, **kwargs):
         action = observation["vla_ref"].copy()
@@ -175,7 +175,7 @@ def test_configurations_import_known_packages_only(monkeypatch, tmp_path, capsys
         ("torch.nnx:GELU", "names the module 'torch.nnx'"),
         ("rlt_gym.evil:Thing", "there is no"),
         ("torch.nn.functional:relu", "must name a class"),
-        ("rlt_sb3.run_dir:Path", "names the module 'pathlib'"),
+        ("rlt_sb3.experiment.run_dir:Path", "names the module 'pathlib'"),
         ("torch.nn:init.os", "must be 'module:Class'"),
         ("GELU", "must be 'module:Class'"),
     ):
@@ -205,7 +205,7 @@ def test_configurations_name_hooks_of_known_packages_only(monkeypatch, tmp_path,
             ("os:system", f"env.kwargs.{key} names the module 'os'"),
             ("intervention_hooks:downwards", "RLT_ALLOWED_IMPORTS=intervention_hooks"),
             ("rlt_gym.workers.hooks:importlib", "names the module"),
-            ("rlt_sb3.run_dir:Path", "names the module 'pathlib'"),
+            ("rlt_sb3.experiment.run_dir:Path", "names the module 'pathlib'"),
             ("rlt_gym.libero.critical_phase:nothing", "there is no"),
             ("rlt_gym.libero.critical_phase", "must be 'module:name'"),
         ):
@@ -236,6 +236,6 @@ def test_settings_name_classes(tmp_path):
     config = quick(tmp_path, total_chunks=30)
     config.rlt["policy_kwargs"] = {"net_arch": [8], "activation_fn": "torch.nn:GELU"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlt_sb3.report.write_report", lambda run: None)
+        patch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
         result = train(config)
     assert RLT.load(result.run / "model.zip", device="cpu").policy.activation_fn is torch.nn.GELU

@@ -11,9 +11,9 @@ from stable_baselines3.common.utils import LinearSchedule
 from test_rlt import Numpy, make_model, make_venv, numeric_gradient, oracle_model, random_obs, to_numpy
 
 from rlt_sb3 import RLT
-from rlt_sb3.algorithms import check_settings
 from rlt_sb3.cli.main import parse
-from rlt_sb3.train import resume, train
+from rlt_sb3.experiment.algorithms import check_settings
+from rlt_sb3.experiment.train import resume, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -216,7 +216,7 @@ def someone(simulator, proposed, step):
 
 def test_a_resumed_run_equals_the_whole_one(tmp_path, monkeypatch):
     """Schedule, marks of successes and rows of interventions are continued bit for bit."""
-    monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
+    monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
     config = quick(tmp_path, name="one", total_chunks=120, save_every=80)
     config.rlt = config.rlt | {
         "bc_coef": {"start": 20.0, "end": 1.0}, "bc_failure_weight": 0.1, "offline_ratio": 0.25,

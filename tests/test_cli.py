@@ -12,7 +12,7 @@ import yaml
 from run_helpers import environment
 
 from rlt_sb3.cli.main import COMMANDS, main, parse, usage
-from rlt_sb3.config import NAMES
+from rlt_sb3.experiment.config import NAMES
 
 ROOT = Path(__file__).parent.parent
 # `module:id` lets Gymnasium import the module that registers the id.

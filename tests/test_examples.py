@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlt_sb3.cli.main import parse
-from rlt_sb3.config import EnvConfig
-from rlt_sb3.train import train
+from rlt_sb3.experiment.config import EnvConfig
+from rlt_sb3.experiment.train import train
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "examples" / "configs").glob("*.yaml"))

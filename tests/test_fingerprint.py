@@ -14,16 +14,16 @@ from rlt_gym.rl_token.mean import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_sb3 import GymnasiumVecEnv
 from rlt_sb3.cli.main import main
-from rlt_sb3.config import EvalConfig
-from rlt_sb3.eval_run import evaluate_run
-from rlt_sb3.train import resume, train
+from rlt_sb3.experiment.config import EvalConfig
+from rlt_sb3.experiment.evaluate_run import evaluate_run
+from rlt_sb3.experiment.train import resume, train
 
 ONE, OTHER = {"vla": "a" * 64, "rl_token": "b" * 64}, {"vla": "a" * 64, "rl_token": "c" * 64}
 
 
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch):
-    monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
+    monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from test_rlt import Rows, fast, make_model, make_venv, random_obs
 import rlt_gym
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT
-from rlt_sb3.algorithms import check_fits, load_model
-from rlt_sb3.checkpoints import write_checkpoint
+from rlt_sb3.experiment.algorithms import check_fits, load_model
+from rlt_sb3.experiment.checkpoints import write_checkpoint
 from rlt_sb3.rlt.policies import RLTFeatures
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -18,11 +18,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.testing import FakeRLTokenVectorEnv
-from rlt_sb3.algorithms import make_model, make_vec_env
-from rlt_sb3.config import EvalSettings
+from rlt_sb3.experiment.algorithms import make_model, make_vec_env
+from rlt_sb3.experiment.config import EvalSettings
+from rlt_sb3.experiment.report import read_evaluations, read_metrics
+from rlt_sb3.experiment.train import train
 from rlt_sb3.metrics import CSVWriter, MetricsCallback, WandbWriter, throughput
-from rlt_sb3.report import read_evaluations, read_metrics
-from rlt_sb3.train import train
 
 PAGE = (ROOT / "docs" / "modules" / "metrics.md").read_text()
 DOCUMENTED = set(re.findall(r"`((?:time|rollout|train|selection|buffer)/[a-z_*]+)`", PAGE))
@@ -45,7 +45,7 @@ gym.register("Hooked-v0", vector_entry_point=hooked)
 def run(tmp_path_factory):
     before = threading.active_count(), len(psutil.Process().children(recursive=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlt_sb3.report.write_report", lambda run: None)
+        patch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
         evaluation = EvalSettings(n_states=4, selection_states=4, selection_every=40, videos=False)
         config = small(tmp_path_factory.mktemp("run"), total_chunks=100, evaluation=evaluation, video_every=3)
         config.rlt |= {"trial_share": 0.5, "utd": 1.5}
@@ -60,7 +60,7 @@ def test_documented_keys_are_logged_everywhere_and_logged_keys_documented(run, t
     in_wandb = set()
     account = SimpleNamespace(id="x", log=lambda numbers, step: in_wandb.update(numbers), finish=lambda: None)
     monkeypatch.setattr("rlt_sb3.metrics.import_wandb", lambda: SimpleNamespace(init=lambda **settings: account))
-    monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
+    monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
     # with all that has keys of its own and is not in the other run
     config = quick(tmp_path, "Hooked-v0", guard="restore", wandb={"project": "x"})
     config.env.task_ids = [0, 1]
@@ -128,7 +128,7 @@ def test_every_task_has_its_own_rate_and_all_share_one_batch(tmp_path, monkeypat
     """C31: ten tasks in three environments; each task's successes are counted, the policy is asked once per step."""
     from rlt_sb3 import RLT
 
-    monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
+    monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
     batches, outcomes, episodes = [], {}, []
     choose, store = RLT._sample_action, RLT._store_transition
 
@@ -270,7 +270,7 @@ def chunks_of_toy_episodes(num_steps):
 
 def test_films_show_every_chunk_and_the_end(tmp_path, monkeypatch):
     """One picture before each chunk and one of the end, each of its own environment, in training and in selection."""
-    monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
+    monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
     settings = EvalSettings(n_states=2, selection_states=4, selection_every=10**6, videos=False)
     config = small(tmp_path, "ToyWithLastPicture-v0", total_chunks=60, evaluation=settings, video_every=2)
     shown = {}
@@ -284,7 +284,7 @@ def test_films_show_every_chunk_and_the_end(tmp_path, monkeypatch):
 
 
 def test_no_film_without_the_setting(tmp_path, monkeypatch):
-    monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
+    monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
     monkeypatch.setattr(toy_env.ToyVectorEnv, "render", lambda self: pytest.fail("rendered"))
     config = small(tmp_path, total_chunks=40, evaluation=EvalSettings(2, 2, 40, videos=False))
     assert not (train(config).run / "videos").exists()

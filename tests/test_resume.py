@@ -17,18 +17,18 @@ from run_helpers import ROOT, SMALL_RLT, environment, quick, same, without_clock
 
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT
-from rlt_sb3.algorithms import load_model
-from rlt_sb3.checkpoints import CheckpointError, all_checkpoints, find_checkpoint, resumable_checkpoints
 from rlt_sb3.cli.main import main
-from rlt_sb3.config import EvalSettings, load_config, save_config
-from rlt_sb3.report import read_evaluations, read_metrics
-from rlt_sb3.train import resume, train
+from rlt_sb3.experiment.algorithms import load_model
+from rlt_sb3.experiment.checkpoints import CheckpointError, all_checkpoints, find_checkpoint, resumable_checkpoints
+from rlt_sb3.experiment.config import EvalSettings, load_config, save_config
+from rlt_sb3.experiment.report import read_evaluations, read_metrics
+from rlt_sb3.experiment.train import resume, train
 
 
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch):
     """The report is not what is tested here, and costs more than the training."""
-    monkeypatch.setattr("rlt_sb3.report.write_report", lambda run: None)
+    monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
 
 
 def parameters(path, algorithm):
@@ -68,7 +68,7 @@ def train_until_it_dies(config, chunks, monkeypatch):
 def whole(tmp_path_factory):
     """A run without a break."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlt_sb3.report.write_report", lambda run: None)
+        patch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
         return train(config_of_whole(tmp_path_factory.mktemp("whole"))).run
 
 
@@ -299,7 +299,7 @@ def test_damaged_checkpoint_names_the_older_one(tmp_path, capsys):
 
 def test_full_disk_is_an_error_and_the_older_checkpoint_survives(tmp_path, monkeypatch):
     """The operating system itself refuses to write more (file size limit)."""
-    from rlt_sb3 import learn
+    from rlt_sb3.experiment import session as learn
 
     config = quick(tmp_path, total_chunks=120)
     original = learn.write_checkpoint
@@ -353,7 +353,7 @@ def test_random_states_round_trip(tmp_path):
 
     import torch
 
-    from rlt_sb3.checkpoints import rng_state, set_rng_state
+    from rlt_sb3.experiment.checkpoints import rng_state, set_rng_state
 
     class Model:
         action_space = toy_env.ToyVectorEnv(1).single_action_space

@@ -14,17 +14,17 @@ import toy_env  # noqa: F401
 from run_helpers import environment, small, textbook_wilson
 
 from rlt_sb3.cli.main import main, normalise
-from rlt_sb3.config import EnvConfig, EvalConfig, EvalSettings, TrainConfig, save_config
-from rlt_sb3.eval_run import evaluate_run
 from rlt_sb3.evaluation import Evaluation
+from rlt_sb3.experiment.config import EnvConfig, EvalConfig, EvalSettings, TrainConfig, save_config
+from rlt_sb3.experiment.evaluate_run import evaluate_run
+from rlt_sb3.experiment.train import train
 from rlt_sb3.shards import parse_shard
-from rlt_sb3.train import train
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlt_sb3.report.write_report", lambda run: None)
+        patch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
         config = small(tmp_path_factory.mktemp("run"), total_chunks=80, evaluation=EvalSettings(7, 4, 40, videos=False))
         return train(config).run
 

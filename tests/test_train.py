@@ -11,14 +11,14 @@ import toy_env
 import yaml
 from run_helpers import small
 
-from rlt_sb3.checkpoints import all_checkpoints
-from rlt_sb3.config import EnvConfig, EvalConfig, EvalSettings, load_config, save_config
-from rlt_sb3.environment import make_env
-from rlt_sb3.eval_run import evaluate_run
 from rlt_sb3.evaluation import Evaluation
-from rlt_sb3.report import read_metrics
-from rlt_sb3.run_dir import RunDir, replacing
-from rlt_sb3.train import train
+from rlt_sb3.experiment.checkpoints import all_checkpoints
+from rlt_sb3.experiment.config import EnvConfig, EvalConfig, EvalSettings, load_config, save_config
+from rlt_sb3.experiment.environment import make_env
+from rlt_sb3.experiment.evaluate_run import evaluate_run
+from rlt_sb3.experiment.report import read_metrics
+from rlt_sb3.experiment.run_dir import RunDir, replacing
+from rlt_sb3.experiment.train import train
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_interrupt_saves(tmp_path, monkeypatch, spied):
     assert data["training"]["chunks"] == 60 and len(data["selection"]) == 1 and "rlt" not in data
     assert spied[0].closed_workers
     # What an interrupted run has can still be shown and evaluated.
-    from rlt_sb3.report import write_report
+    from rlt_sb3.experiment.report import write_report
 
     assert "no final evaluation" in write_report(tmp_path / "toy").read_text()
     evaluate_run(EvalConfig(run=str(tmp_path / "toy"), model="last", progress=False))
@@ -228,7 +228,7 @@ def test_a_run_is_evaluated_on_another_device(tmp_path, monkeypatch):
         devices.append(env.device)
         return make_env(replace(env, device=None), *args)  # the toy has none
 
-    monkeypatch.setattr("rlt_sb3.eval_run.make_env", make)
+    monkeypatch.setattr("rlt_sb3.experiment.evaluate_run.make_env", make)
     assert evaluate_run(EvalConfig(run=str(result.run), device="cpu", progress=False)).rows == result.rlt.rows
     assert devices == ["cpu"]
 

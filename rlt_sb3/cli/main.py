@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlt_sb3.config import ListConfig
+    from rlt_sb3.experiment.config import ListConfig
 
 #: name -> (settings, function, one line of help), the first two as "module:attribute"
 COMMANDS = {
@@ -35,11 +35,15 @@ COMMANDS = {
         "demonstrations as transitions, for mixing into online training",
     ),
     "train": (
-        "rlt_sb3.config:TrainConfig",
-        "rlt_sb3.train:train",
+        "rlt_sb3.experiment.config:TrainConfig",
+        "rlt_sb3.experiment.train:train",
         "frozen VLA evaluated, RL-token policy trained online, evaluated on the same states, report",
     ),
-    "eval": ("rlt_sb3.config:EvalConfig", "rlt_sb3.eval_run:evaluate_run", "evaluate a model of a run"),
+    "eval": (
+        "rlt_sb3.experiment.config:EvalConfig",
+        "rlt_sb3.experiment.evaluate_run:evaluate_run",
+        "evaluate a model of a run",
+    ),
     "assets": (
         "rlt_gym.libero.assets.command:AssetsConfig",
         "rlt_gym.libero.assets.command:assets",
@@ -50,9 +54,13 @@ COMMANDS = {
         "rlt_sb3.cli.doctor:doctor",
         "what is installed, what works, what to mend",
     ),
-    "report": ("rlt_sb3.config:ReportConfig", "rlt_sb3.report:report", "write report.html of a run again"),
+    "report": (
+        "rlt_sb3.experiment.config:ReportConfig",
+        "rlt_sb3.experiment.report:report",
+        "write report.html of a run again",
+    ),
     "list": (
-        "rlt_sb3.config:ListConfig",
+        "rlt_sb3.experiment.config:ListConfig",
         "rlt_sb3.cli.main:list_names",
         "names that settings take: algorithms, environments, VLAs, suites, tasks, shipped configurations",
     ),
@@ -60,11 +68,11 @@ COMMANDS = {
 
 #: what ``rlt list`` prints: setting -> "module:function", which returns name -> what it is
 LISTS = {
-    "algorithm": "rlt_sb3.algorithms:labels",
-    "env.id": "rlt_sb3.environment:registered_ids",
+    "algorithm": "rlt_sb3.experiment.algorithms:labels",
+    "env.id": "rlt_sb3.experiment.environment:registered_ids",
     "env.vla": "rlt_sb3.cli.catalog:vlas",
     "env.suite": "rlt_sb3.cli.catalog:suites",
-    "config": "rlt_sb3.config:shipped_configs",
+    "config": "rlt_sb3.experiment.config:shipped_configs",
 }
 TASKS = "rlt_sb3.cli.catalog:tasks"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlt_sb3.config import EnvConfig
-from rlt_sb3.imports import check_hooks, check_import
+from rlt_sb3.experiment.config import EnvConfig
+from rlt_sb3.experiment.imports import check_hooks, check_import
 
 if TYPE_CHECKING:
     import gymnasium as gym

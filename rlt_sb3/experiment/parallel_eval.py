@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rlt_sb3.common.errors import RunError
 from rlt_sb3.evaluation import Evaluation
-from rlt_sb3.interrupt import Interrupt
-from rlt_sb3.progress import quiet_bar
+from rlt_sb3.experiment.interrupt import Interrupt
+from rlt_sb3.experiment.progress import quiet_bar
 
 #: Lines of what a failed process printed that its error shows.
 SHOWN_LINES = 12

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlt_sb3.imports import resolve_classes
-from rlt_sb3.schedules import resolve_schedules
+from rlt_sb3.experiment.imports import resolve_classes
+from rlt_sb3.experiment.schedules import resolve_schedules
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv

@@ -7,15 +7,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rlt_sb3.algorithms import as_predictor, check_fits, get_algorithm, load_model
-from rlt_sb3.checkpoints import all_checkpoints
 from rlt_sb3.common.fingerprint import Fingerprint, check_run, of_run
-from rlt_sb3.config import EvalConfig, TrainConfig, load_config
-from rlt_sb3.environment import check_device, make_env
 from rlt_sb3.evaluation import Evaluation, Predictor, StateResult, check_split, compare, csv_rows, dumps, evaluate
-from rlt_sb3.parallel_eval import evaluate_in_parallel
-from rlt_sb3.progress import quiet_bar
-from rlt_sb3.run_dir import replacing
+from rlt_sb3.experiment.algorithms import as_predictor, check_fits, get_algorithm, load_model
+from rlt_sb3.experiment.checkpoints import all_checkpoints
+from rlt_sb3.experiment.config import EvalConfig, TrainConfig, load_config
+from rlt_sb3.experiment.environment import check_device, make_env
+from rlt_sb3.experiment.parallel_eval import evaluate_in_parallel
+from rlt_sb3.experiment.progress import quiet_bar
+from rlt_sb3.experiment.run_dir import replacing
 from rlt_sb3.shards import merge, parse_shard
 
 MODELS = {"best": "best_model.zip", "last": "model.zip"}
@@ -155,7 +155,7 @@ def _models(config: EvalConfig, run: Path, settings: TrainConfig) -> Models:
 def _load(algorithm: str, path: Path, device: str) -> Predictor:
     import torch
 
-    # See rlt_sb3.train: before any software OpenGL.
+    # See rlt_sb3.experiment.train: before any software OpenGL.
     import torch._dynamo
 
     torch.set_num_threads(1)
@@ -164,7 +164,7 @@ def _load(algorithm: str, path: Path, device: str) -> Predictor:
 
 def _known_vla(run: Path, split: str, pairs: range) -> Evaluation | None:
     """The frozen VLA's outcomes where the run's own evaluation has all of them."""
-    from rlt_sb3.report import read_evaluations
+    from rlt_sb3.experiment.report import read_evaluations
 
     key = {"eval": "vla", "selection": "vla_selection"}.get(split, "")
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rlt_sb3.imports import HOOKS
+from rlt_sb3.experiment.imports import HOOKS
 
 #: Choices of ``algorithm`` and ``guard``.
 NAMES = ("rlt", "tqc")
@@ -288,14 +288,14 @@ def shipped_configs() -> dict[str, str]:
     """
     :return: file for ``--config`` -> its first line; empty where the package is no checkout
     """
-    folder = Path(__file__).parent.parent / "examples" / "configs"
+    folder = Path(__file__).parent.parent.parent / "examples" / "configs"
     files = {os.path.relpath(path): path.read_text().partition("\n")[0] for path in sorted(folder.glob("*.yaml"))}
     return {name: line.removeprefix("# ") for name, line in files.items()}
 
 
 def save_config(config: TrainConfig, path: Path) -> None:
     """Write a configuration in the form that ``rlt train --config`` reads."""
-    from rlt_sb3.run_dir import replacing
+    from rlt_sb3.experiment.run_dir import replacing
 
     with replacing(path) as temporary:
         temporary.write_text(yaml.safe_dump(asdict(config) | {"resume": None}, sort_keys=False))

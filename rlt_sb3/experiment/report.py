@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from rlt_sb3.algorithms import ALGORITHMS
-from rlt_sb3.config import ReportConfig
 from rlt_sb3.evaluation import Evaluation, compare
-from rlt_sb3.run_dir import replacing
+from rlt_sb3.experiment.algorithms import ALGORITHMS
+from rlt_sb3.experiment.config import ReportConfig
+from rlt_sb3.experiment.run_dir import replacing
 
 
 def report(config: ReportConfig) -> Path:
@@ -70,7 +70,7 @@ def write_report(run: Path, beside: Sequence[Path] = ()) -> Path:
     for other in beside:
         rows += _rows_beside(data, other)
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("rlt_sb3"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.PackageLoader("rlt_sb3.experiment"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     config_path = run / "config.yaml"
     page = environment.get_template("report.html.j2").render(

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rlt_sb3.algorithms import ALGORITHMS
 from rlt_sb3.evaluation import Evaluation, csv_rows, dumps
+from rlt_sb3.experiment.algorithms import ALGORITHMS
 
 
 @contextmanager

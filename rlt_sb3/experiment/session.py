@@ -9,9 +9,10 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import KVWriter, Logger
 
-from rlt_sb3.algorithms import as_predictor, get_algorithm, load_model, make_model, make_vec_env
 from rlt_sb3.callbacks import BudgetCallback, SafePointCallback, SelectionCallback, SelectionPoint
-from rlt_sb3.checkpoints import (
+from rlt_sb3.evaluation import Evaluation, Predictor
+from rlt_sb3.experiment.algorithms import as_predictor, get_algorithm, load_model, make_model, make_vec_env
+from rlt_sb3.experiment.checkpoints import (
     BUFFER,
     Checkpoint,
     all_checkpoints,
@@ -20,15 +21,14 @@ from rlt_sb3.checkpoints import (
     set_rng_state,
     write_checkpoint,
 )
-from rlt_sb3.evaluation import Evaluation, Predictor
+from rlt_sb3.experiment.run_dir import replacing
 from rlt_sb3.metrics import CSVWriter, MetricsCallback, TensorBoardWriter, WandbWriter
-from rlt_sb3.run_dir import replacing
 from rlt_sb3.videos import VideoCallback
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from rlt_sb3.train import Run
+    from rlt_sb3.experiment.train import Run
 
 
 class Training:

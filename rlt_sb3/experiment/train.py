@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlt_sb3.algorithms import ALGORITHMS, as_predictor, check_settings, get_algorithm, load_model
-from rlt_sb3.checkpoints import Checkpoint, find_checkpoint, later_checkpoints, resumable_checkpoints
 from rlt_sb3.common.fingerprint import check_run
-from rlt_sb3.config import TrainConfig, load_config, save_config
-from rlt_sb3.environment import check_device, make_env
 from rlt_sb3.evaluation import Comparison, Evaluation, PolicyFn, Predictor, StateResult, as_policy, compare, evaluate
-from rlt_sb3.interrupt import Interrupt
-from rlt_sb3.progress import Progress
-from rlt_sb3.run_dir import RunDir, machine
+from rlt_sb3.experiment.algorithms import ALGORITHMS, as_predictor, check_settings, get_algorithm, load_model
+from rlt_sb3.experiment.checkpoints import Checkpoint, find_checkpoint, later_checkpoints, resumable_checkpoints
+from rlt_sb3.experiment.config import TrainConfig, load_config, save_config
+from rlt_sb3.experiment.environment import check_device, make_env
+from rlt_sb3.experiment.interrupt import Interrupt
+from rlt_sb3.experiment.progress import Progress
+from rlt_sb3.experiment.run_dir import RunDir, machine
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -153,8 +153,8 @@ def train(config: TrainConfig) -> TrainResult:
     # Building the first optimizer imports this lazily; after software OpenGL has been loaded that import can crash.
     import torch._dynamo
 
+    from rlt_sb3.experiment.report import write_report
     from rlt_sb3.metrics import import_wandb
-    from rlt_sb3.report import write_report
 
     check_device(config.env.device or "cpu")
     check_device(config.settings.get("device", "cpu"))
@@ -197,7 +197,7 @@ def train(config: TrainConfig) -> TrainResult:
 
 def _phases(run: Run, checkpoint: Checkpoint | None) -> TrainResult:
     """Frozen VLA, training, best model."""
-    from rlt_sb3.learn import Training
+    from rlt_sb3.experiment.session import Training
 
     config, progress = run.config, run.progress
     label = get_algorithm(config.algorithm).label
