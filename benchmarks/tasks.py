@@ -18,7 +18,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from rlt_sb3.evaluation import Evaluation, compare
+from rlt_sb3.evaluation.evaluate import Evaluation, compare
 from rlt_sb3.experiment.report import read_evaluations
 
 matplotlib.use("Agg")

@@ -106,7 +106,7 @@ def test_baseline_goes_the_same_way(tmp_path, capsys):
 @pytest.mark.parametrize("untrained_is_best", [True, False])
 def test_guard_restores_networks_and_keeps_the_buffer(tmp_path, untrained_is_best):
     from rlt_sb3.callbacks import BudgetCallback, SelectionCallback
-    from rlt_sb3.evaluation import Evaluation, StateResult
+    from rlt_sb3.evaluation.evaluate import Evaluation, StateResult
 
     def outcome(successes):
         return Evaluation("x", "selection", [StateResult(p, 0, p, p < successes, 5, 1) for p in range(20)])

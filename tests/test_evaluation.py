@@ -11,7 +11,7 @@ from run_helpers import textbook_wilson
 from toy_env import ToyVectorEnv
 
 from rlt_sb3.common.errors import RunError
-from rlt_sb3.evaluation import (
+from rlt_sb3.evaluation.evaluate import (
     Evaluation,
     StateResult,
     as_policy,

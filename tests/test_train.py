@@ -11,7 +11,7 @@ import toy_env
 import yaml
 from run_helpers import small
 
-from rlt_sb3.evaluation import Evaluation
+from rlt_sb3.evaluation.evaluate import Evaluation
 from rlt_sb3.experiment.checkpoints import all_checkpoints
 from rlt_sb3.experiment.config import EnvConfig, EvalConfig, EvalSettings, load_config, save_config
 from rlt_sb3.experiment.environment import make_env

@@ -16,7 +16,7 @@ from rlt_sb3.experiment.schedules import resolve_schedules
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
 
-    from rlt_sb3.evaluation import Predictor
+    from rlt_sb3.evaluation.evaluate import Predictor
 
 #: Settings that a run passes itself.
 RESERVED = ("seed", "policy", "env", "tensorboard_log", "_init_setup_model", "self")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlt_sb3.evaluation import Evaluation, compare
+from rlt_sb3.evaluation.evaluate import Evaluation, compare
 from rlt_sb3.experiment.algorithms import ALGORITHMS
 from rlt_sb3.experiment.config import ReportConfig
 from rlt_sb3.experiment.run_dir import replacing

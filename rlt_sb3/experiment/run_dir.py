@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlt_sb3.evaluation import Evaluation, csv_rows, dumps
+from rlt_sb3.evaluation.evaluate import Evaluation, csv_rows, dumps
 from rlt_sb3.experiment.algorithms import ALGORITHMS
 
 

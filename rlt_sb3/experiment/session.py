@@ -10,7 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import KVWriter, Logger
 
 from rlt_sb3.callbacks import BudgetCallback, SafePointCallback, SelectionCallback, SelectionPoint
-from rlt_sb3.evaluation import Evaluation, Predictor
+from rlt_sb3.evaluation.evaluate import Evaluation, Predictor
 from rlt_sb3.experiment.algorithms import as_predictor, get_algorithm, load_model, make_model, make_vec_env
 from rlt_sb3.experiment.checkpoints import (
     BUFFER,

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlt_sb3.common.fingerprint import check_run
-from rlt_sb3.evaluation import Comparison, Evaluation, PolicyFn, Predictor, StateResult, as_policy, compare, evaluate
+from rlt_sb3.evaluation.evaluate import (
+    Comparison,
+    Evaluation,
+    PolicyFn,
+    Predictor,
+    StateResult,
+    as_policy,
+    compare,
+    evaluate,
+)
 from rlt_sb3.experiment.algorithms import ALGORITHMS, as_predictor, check_settings, get_algorithm, load_model
 from rlt_sb3.experiment.checkpoints import Checkpoint, find_checkpoint, later_checkpoints, resumable_checkpoints
 from rlt_sb3.experiment.config import TrainConfig, load_config, save_config
