@@ -177,7 +177,7 @@ def test_best_model_is_never_worse_than_the_vla_on_the_selection_states(tmp_path
 
 def test_interrupt_saves(tmp_path, monkeypatch, spied):
     from rlt_sb3 import RLT
-    from rlt_sb3.callbacks import BudgetCallback
+    from rlt_sb3.callbacks.selection import BudgetCallback
 
     def interrupt(self):
         if self.num_timesteps >= 60:

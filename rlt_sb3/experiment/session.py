@@ -9,7 +9,9 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import KVWriter, Logger
 
-from rlt_sb3.callbacks import BudgetCallback, SafePointCallback, SelectionCallback, SelectionPoint
+from rlt_sb3.callbacks.metrics import CSVWriter, MetricsCallback, TensorBoardWriter, WandbWriter
+from rlt_sb3.callbacks.selection import BudgetCallback, SafePointCallback, SelectionCallback, SelectionPoint
+from rlt_sb3.callbacks.video import VideoCallback
 from rlt_sb3.evaluation.evaluate import Evaluation, Predictor
 from rlt_sb3.experiment.algorithms import as_predictor, get_algorithm, load_model, make_model, make_vec_env
 from rlt_sb3.experiment.checkpoints import (
@@ -22,8 +24,6 @@ from rlt_sb3.experiment.checkpoints import (
     write_checkpoint,
 )
 from rlt_sb3.experiment.run_dir import replacing
-from rlt_sb3.metrics import CSVWriter, MetricsCallback, TensorBoardWriter, WandbWriter
-from rlt_sb3.videos import VideoCallback
 
 if TYPE_CHECKING:
     import gymnasium as gym

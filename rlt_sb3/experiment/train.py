@@ -33,7 +33,7 @@ from rlt_sb3.experiment.run_dir import RunDir, machine
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from rlt_sb3.callbacks import SelectionPoint
+    from rlt_sb3.callbacks.selection import SelectionPoint
 
 # A chunk of training costs this much more than one of evaluation (gradient steps); only the ETA depends on it.
 TRAINING_COST = 1.5
@@ -162,8 +162,8 @@ def train(config: TrainConfig) -> TrainResult:
     # Building the first optimizer imports this lazily; after software OpenGL has been loaded that import can crash.
     import torch._dynamo
 
+    from rlt_sb3.callbacks.metrics import import_wandb
     from rlt_sb3.experiment.report import write_report
-    from rlt_sb3.metrics import import_wandb
 
     check_device(config.env.device or "cpu")
     check_device(config.settings.get("device", "cpu"))

@@ -14,9 +14,9 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
+from rlt_sb3.callbacks.metrics import throughput
 from rlt_sb3.evaluation.evaluate import Evaluation, compare
 from rlt_sb3.experiment.run_dir import replacing
-from rlt_sb3.metrics import throughput
 
 
 @dataclass(frozen=True)
