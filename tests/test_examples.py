@@ -35,7 +35,7 @@ ARGUMENTS = {
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_example(path, tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "helpers"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(path), *ARGUMENTS[path.name]],
         capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300,

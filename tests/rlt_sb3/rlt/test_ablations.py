@@ -1,13 +1,13 @@
 """Every switch of the paper's ablations takes away what it says, and nothing else; the fake task shows what for."""
 
 import importlib.util
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch as th
+from rlt_models import Numpy, fast, make_model, make_venv, oracle_model, random_obs, to_numpy
+from run_helpers import ROOT
 from stable_baselines3.common.callbacks import BaseCallback
-from test_rlt import Numpy, fast, make_model, make_venv, oracle_model, random_obs, to_numpy
 
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, load_rl_token
 from rlt_gym.rl_token.env import RLTokenVectorEnv
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def load_benchmark():
-    path = Path(__file__).parent.parent / "benchmarks" / "fake_task.py"
+    path = ROOT / "benchmarks" / "fake_task.py"
     spec = importlib.util.spec_from_file_location("fake_task", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

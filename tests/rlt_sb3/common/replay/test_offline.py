@@ -5,53 +5,17 @@ import json
 import numpy as np
 import pytest
 import torch
+from offline_helpers import WIDTH, C, CountingVLA, ReadingEncoder, action, space
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from stable_baselines3.common.vec_env import VecMonitor
 
 from rlt_gym.data.libero_hdf5 import DemoWriter
 from rlt_gym.rl_token.encode_demos import EncodeDemosConfig, encode_demos
-from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, frozen_fingerprint
+from rlt_gym.rl_token.encoder import frozen_fingerprint
 from rlt_gym.testing import FakeRLTokenVectorEnv
-from rlt_gym.vla.base import VLAOutput, VLASpec
 from rlt_sb3 import RLT, GymnasiumVecEnv
 from rlt_sb3.common.replay.offline import load_transitions, save_transitions
-
-C, WIDTH = 4, 16
-
-
-class CountingVLA:
-    """Tokens repeat the state, the chunk is the first number of the state."""
-
-    spec = VLASpec("counting", token_dim=WIDTH, horizon=6)
-    device = torch.device("cpu")
-
-    def forward(self, obs, tasks, *, seed=None) -> VLAOutput:
-        state = torch.as_tensor(obs["state"])
-        tokens = torch.zeros(len(tasks), 2, WIDTH)
-        tokens[:, :, :8] = state[:, None]
-        tokens[:, :, 8] = torch.as_tensor(obs["agentview"][:, 0, 0, 0]).float()[:, None]
-        chunk = (state[:, :1, None] / 100).expand(-1, 6, 7)
-        mask = torch.ones(len(tasks), 2, dtype=torch.bool)
-        return VLAOutput(tokens, mask, mask.to(torch.uint8), chunk)
-
-    def to(self, device):
-        return self
-
-    def fingerprint(self) -> str:
-        return "f" * 64
-
-
-class ReadingEncoder(RLTokenEncoder):
-    def __init__(self) -> None:
-        super().__init__(RLTokenConfig(WIDTH, max_tokens=2, width=4, heads=1), "f" * 64, "counting")
-
-    def forward(self, output: VLAOutput) -> torch.Tensor:
-        return output.tokens[:, 0]
-
-
-def action(demo: int, step: int) -> float:
-    return (10 * demo + step) / 100
 
 
 def write_demos(path, lengths=(11, 3, 8), successes=(True, True, False), **env_args) -> str:
@@ -63,10 +27,6 @@ def write_demos(path, lengths=(11, 3, 8), successes=(True, True, False), **env_a
             actions = np.array([[action(demo, t)] * 7 for t in range(length)], np.float32)
             writer.add(actions, frames, frames, state, success=success)
     return str(path)
-
-
-def space():
-    return FakeRLTokenVectorEnv(chunk_length=C, token_dim=WIDTH).single_observation_space
 
 
 def encode(tmp_path, token=None, **kwargs):

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from offline_helpers import C, CountingVLA, ReadingEncoder, action, space
 from PIL import Image
-from test_offline import C, CountingVLA, ReadingEncoder, action, space
 
 from rlt_gym.data.lerobot import LeRobotFolder, gripper_to_env
 from rlt_gym.data.libero_hdf5 import DemoWriter

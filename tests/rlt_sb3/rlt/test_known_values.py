@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from rlt_models import Rows, fast, make_model, make_venv, random_obs
 from run_helpers import same
 from safetensors import safe_open
 from stable_baselines3.common.logger import Logger
-from test_rlt import Rows, fast, make_model, make_venv, random_obs
 
 import rlt_gym
 from rlt_gym.testing import FakeRLTokenVectorEnv

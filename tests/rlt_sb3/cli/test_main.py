@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from run_helpers import environment
+from run_helpers import ROOT, environment
 
 from rlt_sb3.cli.main import COMMANDS, main, parse, usage
 from rlt_sb3.experiment.config import NAMES
 
-ROOT = Path(__file__).parent.parent
 # `module:id` lets Gymnasium import the module that registers the id.
 TOY = """
 name: toy

@@ -1,6 +1,6 @@
 """Our simulator against LIBERO's OffScreenRenderEnv, bit for bit; run by test_exact.py in a process of its own.
 
-python tests/compare_with_stock.py SUITE TASK [--assets official] [--episodes 2] [--steps 300] [--expert]
+python tests/helpers/compare_with_stock.py SUITE TASK [--assets official] [--episodes 2] [--steps 300] [--expert]
 """
 
 import argparse

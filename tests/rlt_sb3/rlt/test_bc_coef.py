@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch as th
 import yaml
+from rlt_models import Numpy, make_model, make_venv, numeric_gradient, oracle_model, random_obs, to_numpy
 from run_helpers import quick, same, without_clocks
 from stable_baselines3.common.utils import LinearSchedule
-from test_rlt import Numpy, make_model, make_venv, numeric_gradient, oracle_model, random_obs, to_numpy
 
 from rlt_sb3 import RLT
 from rlt_sb3.cli.main import parse

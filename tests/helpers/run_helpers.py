@@ -8,7 +8,7 @@ import torch
 
 from rlt_sb3.experiment.config import EnvConfig, EvalSettings, TrainConfig
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 SMALL_RLT = {"learning_starts": 20, "batch_size": 16, "critic_warmup_updates": 5, "utd": 1.0, "n_critics": 2}
 SMALL_TQC = {"learning_starts": 10, "batch_size": 16, "gradient_steps": 1, "policy_kwargs": {"net_arch": [16]}}
 #: columns that tell the time
@@ -44,7 +44,7 @@ def quick(out, env_id="FakeRLToken-v0", **changes):
 
 def environment(**more):
     """Of a subprocess that may use the toy environment."""
-    known = {"PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1", "RLT_ALLOWED_IMPORTS": "toy_env"}
+    known = {"PYTHONPATH": str(ROOT / "tests" / "helpers"), "OMP_NUM_THREADS": "1", "RLT_ALLOWED_IMPORTS": "toy_env"}
     return os.environ | known | more
 
 

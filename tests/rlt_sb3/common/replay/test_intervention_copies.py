@@ -5,8 +5,8 @@ import pickle
 import numpy as np
 import pytest
 import torch as th
-from test_buffers import OBS, C, D, World, make
-from test_rlt_interventions import learn
+from buffer_world import OBS, C, D, World, make
+from intervention_runs import learn
 
 from rlt_sb3.common.replay.offline import attach_offline, load_transitions, save_transitions
 from rlt_sb3.common.replay.storage import ChunkRows

@@ -8,12 +8,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from run_helpers import ROOT
 
-SCRIPT = Path(__file__).parent / "compare_with_stock.py"
+SCRIPT = ROOT / "tests" / "helpers" / "compare_with_stock.py"
 ASSETS = ["embedded", pytest.param("official", marks=pytest.mark.official)]
 
 #: Over all four suites; with drawers (goal 0, 3, spatial 4, libero_10 3), stove (goal 1, 7, libero_10 2) and experts.
