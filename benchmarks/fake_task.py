@@ -25,7 +25,7 @@ from stable_baselines3.common.vec_env import VecMonitor
 
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT, GymnasiumVecEnv
-from rlt_sb3.evaluation.evaluate import wilson_interval
+from rlt_sb3.common.stats import wilson_interval
 
 CHUNK, ENVS, STATES = 4, 8, 200
 CONTROL_STEPS = 14_400

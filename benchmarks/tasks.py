@@ -18,7 +18,8 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from rlt_sb3.evaluation.evaluate import Evaluation, compare
+from rlt_sb3.evaluation.compare import compare
+from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.report import read_evaluations
 
 matplotlib.use("Agg")

@@ -9,7 +9,8 @@ import gymnasium as gym
 from stable_baselines3.common.vec_env import VecMonitor
 
 from rlt_sb3 import RLT, GymnasiumVecEnv
-from rlt_sb3.evaluation.evaluate import compare, evaluate
+from rlt_sb3.evaluation.compare import compare
+from rlt_sb3.evaluation.evaluate import evaluate
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ def imports(path):
 
 
 def test_imports_go_one_way():
-    """``rlt_gym`` never imports ``rlt_sb3``; of that one, the command line and the run harness alone may import both."""
+    """``rlt_gym`` never imports ``rlt_sb3``, of which the command line and the run harness alone may import both."""
     for path in SOURCES:
         package, *rooms = path.relative_to(ROOT).parts
         forbidden = ("rlt_sb3", "stable_baselines3") if package == "rlt_gym" else ("rlt_gym",)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
@@ -14,9 +13,11 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
+from rlt_sb3.callbacks.budget import BudgetCallback
 from rlt_sb3.callbacks.metrics import throughput
-from rlt_sb3.evaluation.evaluate import Evaluation, compare
-from rlt_sb3.experiment.run_dir import replacing
+from rlt_sb3.common.files import replacing
+from rlt_sb3.evaluation.compare import compare
+from rlt_sb3.evaluation.results import Evaluation
 
 
 @dataclass(frozen=True)
@@ -33,62 +34,6 @@ class SelectionPoint:
     control_steps: int
     minutes: float
     evaluation: Evaluation
-
-
-class BudgetCallback(BaseCallback):
-    """Counts control steps and ends training when a budget is used up.
-
-    :param total_chunks: budget in transitions
-    :param total_control_steps: budget in control steps
-    :param max_minutes: budget in minutes of wall time
-    :param on_progress: called with the used fraction of the budget that runs out first
-    """
-
-    def __init__(
-        self,
-        total_chunks: int,
-        total_control_steps: int | None = None,
-        max_minutes: float | None = None,
-        on_progress: Callable[[float], None] | None = None,
-    ):
-        super().__init__()
-        self.total_chunks = total_chunks
-        self.total_control_steps = total_control_steps
-        self.max_minutes = max_minutes
-        self.on_progress = on_progress
-        self.control_steps = 0
-        #: minutes of earlier parts of a resumed run
-        self.minutes_before = 0.0
-        self._start = time.monotonic()
-
-    @property
-    def minutes(self) -> float:
-        """Minutes of training so far."""
-        return self.minutes_before + (time.monotonic() - self._start) / 60
-
-    @property
-    def used(self) -> float:
-        """Used fraction of the budget that runs out first."""
-        parts = [self.num_timesteps / self.total_chunks]
-        if self.total_control_steps is not None:
-            parts.append(self.control_steps / self.total_control_steps)
-        if self.max_minutes is not None:
-            parts.append(self.minutes / self.max_minutes)
-        return min(1.0, max(parts))
-
-    def _on_training_start(self) -> None:
-        self._start = time.monotonic()
-
-    def _on_step(self) -> bool:
-        # An env that says nothing of partial chunks counts one control step per chunk.
-        self.control_steps += int(sum(info.get("chunk_steps", 1) for info in self.locals["infos"]))
-        self.logger.record("time/control_steps", self.control_steps)
-        self.logger.record("time/minutes", self.minutes)
-        if self.on_progress is not None:
-            self.on_progress(self.used)
-        # Stable-Baselines3 itself stops at total_chunks, after the updates for the last ones. Stopping here would leave
-        # them out, and a run of 200 chunks would differ from one of 100 that is resumed.
-        return self.used < 1.0 or self.num_timesteps >= self.total_chunks
 
 
 class SelectionCallback(BaseCallback):
@@ -231,78 +176,6 @@ class SelectionCallback(BaseCallback):
     def below_vla(self, result: Evaluation) -> bool:
         """Whether the success rate fell below the frozen VLA's interval on the same states."""
         return result.rate < self.baseline.interval[0]
-
-
-class SafePointCallback(BaseCallback):
-    """
-    Everything that may only happen between two rollouts: selection evaluations, checkpoints, stopping after Ctrl-C.
-
-    At the start of a rollout every transition has been stored and every update done. Evaluation uses the simulators of
-    training (unless it has its own), and a checkpoint cannot hold the state of a simulator, so after either of them new
-    training episodes begin: the run that goes on and the run that is resumed from the checkpoint do the same.
-
-    :param selection: asked whether an evaluation is due
-    :param restart: starts new training episodes and returns their first observations; its argument counts the restarts
-    :param save: writes a checkpoint; ``save(resumable=False)`` one for evaluation only
-    :param save_every: chunks between two checkpoints; None for those after selection evaluations only
-    :param check_interrupt: raises ``KeyboardInterrupt`` when the run is to stop
-    """
-
-    def __init__(
-        self,
-        selection: SelectionCallback,
-        restart: Callable[[int], Any],
-        save: Callable[..., Any],
-        save_every: int | None = None,
-        check_interrupt: Callable[[], None] = lambda: None,
-    ):
-        super().__init__()
-        self.selection = selection
-        self.restart = restart
-        self.save = save
-        self.save_every = save_every
-        self.check_interrupt = check_interrupt
-        self.restarts = 0
-        self.saved = 0  # chunks at the last checkpoint
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_start(self) -> None:
-        try:
-            self.check_interrupt()
-            due = self.selection.due
-            if due:
-                self.selection.run()
-            if self._save_due or (due and not self.selection.apart):
-                self.begin_episodes()
-                self.checkpoint()
-            elif due:
-                self.save(resumable=False)
-        except KeyboardInterrupt:
-            self.finish()
-            raise
-
-    @property
-    def _save_due(self) -> bool:
-        every = self.save_every
-        return every is not None and self.model.num_timesteps // every > self.saved // every
-
-    def begin_episodes(self) -> None:
-        """Start new training episodes, which no return crosses."""
-        self.restarts += 1
-        self.model._last_obs = self.restart(self.restarts)
-
-    def checkpoint(self) -> None:
-        """Write a checkpoint."""
-        self.saved = self.model.num_timesteps
-        self.save()
-
-    def finish(self) -> None:
-        """Write the last checkpoint, if there was anything since the one before; the episodes begun are given up."""
-        if self.saved < self.model.num_timesteps:
-            self.restarts += 1
-            self.checkpoint()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
-from rlt_sb3.experiment.run_dir import write_video
+from rlt_sb3.common.films import write_video
 
 
 class VideoCallback(BaseCallback):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlt_sb3.common.errors import RunError
-from rlt_sb3.evaluation.evaluate import Evaluation
+from rlt_sb3.evaluation.results import Evaluation
 
 #: What all parts must have in common.
 SAME = ("policy", "split", "n_states", "model_sha256", "settings", "fingerprint")

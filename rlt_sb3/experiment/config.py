@@ -295,7 +295,7 @@ def shipped_configs() -> dict[str, str]:
 
 def save_config(config: TrainConfig, path: Path) -> None:
     """Write a configuration in the form that ``rlt train --config`` reads."""
-    from rlt_sb3.experiment.run_dir import replacing
+    from rlt_sb3.common.files import replacing
 
     with replacing(path) as temporary:
         temporary.write_text(yaml.safe_dump(asdict(config) | {"resume": None}, sort_keys=False))

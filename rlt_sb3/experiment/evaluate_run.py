@@ -7,17 +7,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from rlt_sb3.common.files import replacing
 from rlt_sb3.common.fingerprint import Fingerprint, check_run, of_run
-from rlt_sb3.evaluation.evaluate import (
-    Evaluation,
-    Predictor,
-    StateResult,
-    check_split,
-    compare,
-    csv_rows,
-    dumps,
-    evaluate,
-)
+from rlt_sb3.evaluation.compare import compare
+from rlt_sb3.evaluation.evaluate import Predictor, check_split, evaluate
+from rlt_sb3.evaluation.results import Evaluation, StateResult, csv_rows, dumps
 from rlt_sb3.evaluation.shards import merge, parse_shard
 from rlt_sb3.experiment.algorithms import as_predictor, check_fits, get_algorithm, load_model
 from rlt_sb3.experiment.checkpoints import all_checkpoints
@@ -25,7 +19,6 @@ from rlt_sb3.experiment.config import EvalConfig, TrainConfig, load_config
 from rlt_sb3.experiment.environment import check_device, make_env
 from rlt_sb3.experiment.parallel_eval import evaluate_in_parallel
 from rlt_sb3.experiment.progress import quiet_bar
-from rlt_sb3.experiment.run_dir import replacing
 
 MODELS = {"best": "best_model.zip", "last": "model.zip"}
 #: label -> (name for tables, file of the model; None for the frozen VLA)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlt_sb3.common.errors import RunError
-from rlt_sb3.evaluation.evaluate import Evaluation
+from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.interrupt import Interrupt
 from rlt_sb3.experiment.progress import quiet_bar
 

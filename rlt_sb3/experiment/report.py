@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from rlt_sb3.evaluation.evaluate import Evaluation, compare
+from rlt_sb3.common.files import replacing
+from rlt_sb3.evaluation.compare import compare
+from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.algorithms import ALGORITHMS
 from rlt_sb3.experiment.config import ReportConfig
-from rlt_sb3.experiment.run_dir import replacing
 
 
 def report(config: ReportConfig) -> Path:

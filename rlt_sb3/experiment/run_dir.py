@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from rlt_sb3.evaluation.evaluate import Evaluation, csv_rows, dumps
+from rlt_sb3.common.files import replacing
+from rlt_sb3.common.films import write_video
+from rlt_sb3.evaluation.results import Evaluation, csv_rows, dumps
 from rlt_sb3.experiment.algorithms import ALGORITHMS
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place when the block ends without an error."""
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 class RunDir:
@@ -94,25 +81,6 @@ class RunDir:
             if pair in won["after"] - won["before"]
             else "the first held-out state",
         }
-
-
-def write_video(path: Path, frames: list[np.ndarray], fps: int = 5, width: int = 256, hold: int | None = None) -> None:
-    """Write pictures as H.264, which every browser plays.
-
-    :param path: the mp4
-    :param frames: (H, W, 3) uint8 each
-    :param fps: pictures per second
-    :param width: smaller pictures are enlarged by a whole number to about this width
-    :param hold: how often the last picture is repeated; by default for a second
-    """
-    import imageio.v2 as imageio
-
-    scale = max(1, width // frames[0].shape[1])
-    frames = frames + [frames[-1]] * (fps if hold is None else hold)
-    with replacing(path) as temporary:
-        with imageio.get_writer(temporary, fps=fps, codec="libx264", macro_block_size=2, quality=7) as writer:
-            for frame in frames:
-                writer.append_data(np.repeat(np.repeat(frame, scale, axis=0), scale, axis=1))  # type: ignore[attr-defined]
 
 
 def machine() -> dict[str, Any]:

@@ -9,10 +9,15 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.logger import KVWriter, Logger
 
-from rlt_sb3.callbacks.metrics import CSVWriter, MetricsCallback, TensorBoardWriter, WandbWriter
-from rlt_sb3.callbacks.selection import BudgetCallback, SafePointCallback, SelectionCallback, SelectionPoint
+from rlt_sb3.callbacks.budget import BudgetCallback
+from rlt_sb3.callbacks.checkpoint import SafePointCallback
+from rlt_sb3.callbacks.metrics import MetricsCallback
+from rlt_sb3.callbacks.selection import SelectionCallback, SelectionPoint
 from rlt_sb3.callbacks.video import VideoCallback
-from rlt_sb3.evaluation.evaluate import Evaluation, Predictor
+from rlt_sb3.common.files import replacing
+from rlt_sb3.common.loggers import CSVWriter, TensorBoardWriter, WandbWriter
+from rlt_sb3.evaluation.evaluate import Predictor
+from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.algorithms import as_predictor, get_algorithm, load_model, make_model, make_vec_env
 from rlt_sb3.experiment.checkpoints import (
     BUFFER,
@@ -23,12 +28,11 @@ from rlt_sb3.experiment.checkpoints import (
     set_rng_state,
     write_checkpoint,
 )
-from rlt_sb3.experiment.run_dir import replacing
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from rlt_sb3.experiment.train import Run
+    from rlt_sb3.experiment.context import Run
 
 
 class Training:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rlt_sb3.common.chunks import succeeded
-from rlt_sb3.evaluation.evaluate import wilson_interval
+from rlt_sb3.common.stats import wilson_interval
 
 
 class Trials:

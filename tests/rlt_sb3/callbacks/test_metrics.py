@@ -18,7 +18,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.testing import FakeRLTokenVectorEnv
-from rlt_sb3.callbacks.metrics import CSVWriter, MetricsCallback, WandbWriter, throughput
+from rlt_sb3.callbacks.metrics import MetricsCallback, throughput
+from rlt_sb3.common.loggers import CSVWriter, WandbWriter
 from rlt_sb3.experiment.algorithms import make_model, make_vec_env
 from rlt_sb3.experiment.config import EvalSettings
 from rlt_sb3.experiment.report import read_evaluations, read_metrics
@@ -59,9 +60,7 @@ def test_documented_keys_are_logged_everywhere_and_logged_keys_documented(run, t
     """``*`` in the documentation stands for the action's dimensions, tasks and terms of the reward."""
     in_wandb = set()
     account = SimpleNamespace(id="x", log=lambda numbers, step: in_wandb.update(numbers), finish=lambda: None)
-    monkeypatch.setattr(
-        "rlt_sb3.callbacks.metrics.import_wandb", lambda: SimpleNamespace(init=lambda **settings: account)
-    )
+    monkeypatch.setattr("rlt_sb3.common.loggers.import_wandb", lambda: SimpleNamespace(init=lambda **settings: account))
     monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
     # with all that has keys of its own and is not in the other run
     config = quick(tmp_path, "Hooked-v0", guard="restore", wandb={"project": "x"})

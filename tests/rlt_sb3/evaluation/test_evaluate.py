@@ -11,16 +11,10 @@ from run_helpers import textbook_wilson
 from toy_env import ToyVectorEnv
 
 from rlt_sb3.common.errors import RunError
-from rlt_sb3.evaluation.evaluate import (
-    Evaluation,
-    StateResult,
-    as_policy,
-    compare,
-    csv_rows,
-    evaluate,
-    mcnemar_p,
-    wilson_interval,
-)
+from rlt_sb3.common.stats import mcnemar_p, wilson_interval
+from rlt_sb3.evaluation.compare import compare
+from rlt_sb3.evaluation.evaluate import as_policy, evaluate
+from rlt_sb3.evaluation.results import Evaluation, StateResult, csv_rows
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 3, 7])

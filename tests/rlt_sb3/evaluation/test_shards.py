@@ -14,7 +14,7 @@ import toy_env  # noqa: F401
 from run_helpers import environment, small, textbook_wilson
 
 from rlt_sb3.cli.main import main, normalise
-from rlt_sb3.evaluation.evaluate import Evaluation
+from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.evaluation.shards import parse_shard
 from rlt_sb3.experiment.config import EnvConfig, EvalConfig, EvalSettings, TrainConfig, save_config
 from rlt_sb3.experiment.evaluate_run import evaluate_run

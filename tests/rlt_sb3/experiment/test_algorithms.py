@@ -105,8 +105,9 @@ def test_baseline_goes_the_same_way(tmp_path, capsys):
 
 @pytest.mark.parametrize("untrained_is_best", [True, False])
 def test_guard_restores_networks_and_keeps_the_buffer(tmp_path, untrained_is_best):
-    from rlt_sb3.callbacks.selection import BudgetCallback, SelectionCallback
-    from rlt_sb3.evaluation.evaluate import Evaluation, StateResult
+    from rlt_sb3.callbacks.budget import BudgetCallback
+    from rlt_sb3.callbacks.selection import SelectionCallback
+    from rlt_sb3.evaluation.results import Evaluation, StateResult
 
     def outcome(successes):
         return Evaluation("x", "selection", [StateResult(p, 0, p, p < successes, 5, 1) for p in range(20)])

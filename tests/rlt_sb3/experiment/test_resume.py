@@ -50,7 +50,7 @@ def config_of_whole(out, **changes):
 
 def train_until_it_dies(config, chunks, monkeypatch):
     """A run that breaks off after so many chunks, between two checkpoints."""
-    from rlt_sb3.callbacks.selection import BudgetCallback
+    from rlt_sb3.callbacks.budget import BudgetCallback
 
     original = BudgetCallback._on_step
 
@@ -196,7 +196,7 @@ def test_crash_in_the_midst_of_training(tmp_path, whole, monkeypatch):
 
 def test_interrupted_run_goes_on(tmp_path, monkeypatch, capsys):
     """The first Ctrl-C waits for a safe point, saves and says how to go on; the command exits with 130."""
-    from rlt_sb3.callbacks.selection import BudgetCallback
+    from rlt_sb3.callbacks.budget import BudgetCallback
 
     config = quick(tmp_path, total_chunks=120)
     original = BudgetCallback._on_step

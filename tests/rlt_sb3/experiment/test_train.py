@@ -11,13 +11,14 @@ import toy_env
 import yaml
 from run_helpers import small
 
-from rlt_sb3.evaluation.evaluate import Evaluation
+from rlt_sb3.common.files import replacing
+from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.checkpoints import all_checkpoints
 from rlt_sb3.experiment.config import EnvConfig, EvalConfig, EvalSettings, load_config, save_config
 from rlt_sb3.experiment.environment import make_env
 from rlt_sb3.experiment.evaluate_run import evaluate_run
 from rlt_sb3.experiment.report import read_metrics
-from rlt_sb3.experiment.run_dir import RunDir, replacing
+from rlt_sb3.experiment.run_dir import RunDir
 from rlt_sb3.experiment.train import train
 
 
@@ -177,7 +178,7 @@ def test_best_model_is_never_worse_than_the_vla_on_the_selection_states(tmp_path
 
 def test_interrupt_saves(tmp_path, monkeypatch, spied):
     from rlt_sb3 import RLT
-    from rlt_sb3.callbacks.selection import BudgetCallback
+    from rlt_sb3.callbacks.budget import BudgetCallback
 
     def interrupt(self):
         if self.num_timesteps >= 60:

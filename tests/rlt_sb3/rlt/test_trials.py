@@ -8,8 +8,9 @@ from stable_baselines3.common.noise import NormalActionNoise
 
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT, GymnasiumVecEnv
-from rlt_sb3.callbacks.selection import BudgetCallback, SelectionCallback
-from rlt_sb3.evaluation.evaluate import Evaluation, StateResult
+from rlt_sb3.callbacks.budget import BudgetCallback
+from rlt_sb3.callbacks.selection import SelectionCallback
+from rlt_sb3.evaluation.results import Evaluation, StateResult
 from rlt_sb3.rlt.trials import Trials
 
 pytestmark = pytest.mark.usefixtures("one_thread")

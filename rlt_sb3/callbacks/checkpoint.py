@@ -1,0 +1,80 @@
+"""What may only happen between two rollouts: selection evaluations, checkpoints, stopping after Ctrl-C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stable_baselines3.common.callbacks import BaseCallback
+
+
+class SafePointCallback(BaseCallback):
+    """
+    Everything that may only happen between two rollouts: selection evaluations, checkpoints, stopping after Ctrl-C.
+
+    At the start of a rollout every transition has been stored and every update done. Evaluation uses the simulators of
+    training (unless it has its own), and a checkpoint cannot hold the state of a simulator, so after either of them new
+    training episodes begin: the run that goes on and the run that is resumed from the checkpoint do the same.
+
+    :param selection: asked whether an evaluation is due
+    :param restart: starts new training episodes and returns their first observations; its argument counts the restarts
+    :param save: writes a checkpoint; ``save(resumable=False)`` one for evaluation only
+    :param save_every: chunks between two checkpoints; None for those after selection evaluations only
+    :param check_interrupt: raises ``KeyboardInterrupt`` when the run is to stop
+    """
+
+    def __init__(
+        self,
+        selection: Any,
+        restart: Callable[[int], Any],
+        save: Callable[..., Any],
+        save_every: int | None = None,
+        check_interrupt: Callable[[], None] = lambda: None,
+    ):
+        super().__init__()
+        self.selection = selection
+        self.restart = restart
+        self.save = save
+        self.save_every = save_every
+        self.check_interrupt = check_interrupt
+        self.restarts = 0
+        self.saved = 0  # chunks at the last checkpoint
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        try:
+            self.check_interrupt()
+            due = self.selection.due
+            if due:
+                self.selection.run()
+            if self._save_due or (due and not self.selection.apart):
+                self.begin_episodes()
+                self.checkpoint()
+            elif due:
+                self.save(resumable=False)
+        except KeyboardInterrupt:
+            self.finish()
+            raise
+
+    @property
+    def _save_due(self) -> bool:
+        every = self.save_every
+        return every is not None and self.model.num_timesteps // every > self.saved // every
+
+    def begin_episodes(self) -> None:
+        """Start new training episodes, which no return crosses."""
+        self.restarts += 1
+        self.model._last_obs = self.restart(self.restarts)
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint."""
+        self.saved = self.model.num_timesteps
+        self.save()
+
+    def finish(self) -> None:
+        """Write the last checkpoint, if there was anything since the one before; the episodes begun are given up."""
+        if self.saved < self.model.num_timesteps:
+            self.restarts += 1
+            self.checkpoint()

@@ -1,0 +1,48 @@
+"""Two policies on the same initial states, pair by pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlt_sb3.common.stats import mcnemar_p
+from rlt_sb3.evaluation.results import Evaluation
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two policies on the same initial states.
+
+    :param fixed: states that only the second policy solves
+    :param broken: states that only the first policy solves
+    :param both: states that both solve
+    :param neither: states that neither solves
+    :param p_value: McNemar's exact test
+    """
+
+    fixed: int
+    broken: int
+    both: int
+    neither: int
+    p_value: float
+
+
+def compare(first: Evaluation, second: Evaluation) -> Comparison:
+    """Pair two evaluations state by state.
+
+    :param first: for instance the frozen VLA
+    :param second: for instance the trained policy
+    :raises ValueError: if they did not play the same initial states
+    """
+    a = {(row.task_id, row.init_index): row.success for row in first.rows}
+    b = {(row.task_id, row.init_index): row.success for row in second.rows}
+    if a.keys() != b.keys() or first.split != second.split:
+        raise ValueError(
+            f"Only evaluations on the same initial states can be paired; {first.policy!r} has {len(a)} states of "
+            f"the split {first.split!r}, {second.policy!r} has {len(b)} of {second.split!r}, "
+            f"{len(a.keys() & b.keys())} in common. "
+            "Evaluate both with the same n_states and split."
+        )
+    fixed = sum(b[key] and not a[key] for key in a)
+    broken = sum(a[key] and not b[key] for key in a)
+    both = sum(a[key] and b[key] for key in a)
+    return Comparison(fixed, broken, both, len(a) - fixed - broken - both, mcnemar_p(fixed, broken))

@@ -1,0 +1,103 @@
+"""What the phases of a run share."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlt_sb3.evaluation.evaluate import PolicyFn, Predictor, as_policy, evaluate
+from rlt_sb3.evaluation.results import Evaluation, StateResult
+from rlt_sb3.experiment.config import TrainConfig
+from rlt_sb3.experiment.interrupt import Interrupt
+from rlt_sb3.experiment.progress import Progress
+from rlt_sb3.experiment.run_dir import RunDir, machine
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+
+class Run:
+    """What the phases of a run share.
+
+    :param config: its settings
+    :param env: the vector environment of training
+    :param eval_env: that of the evaluations; the same, or one with simulators of its own
+    :param files: its folder
+    :param progress: its progress bar
+    :param interrupt: asked between chunks whether to stop
+    :param data: results so far; written to evaluations.json
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        env: gym.vector.VectorEnv,
+        eval_env: gym.vector.VectorEnv,
+        files: RunDir,
+        progress: Progress,
+        interrupt: Interrupt,
+        data: dict[str, Any] | None = None,
+    ):
+        self.config = config
+        self.env, self.eval_env = env, eval_env
+        self.files = files
+        self.progress = progress
+        self.interrupt = interrupt
+        self.started = time.monotonic()
+        self.data = {"selection": []} if data is None else data
+        self.data |= {
+            "config": asdict(config),
+            "machine": machine(),
+            "fingerprint": env.metadata.get("fingerprint"),
+        }
+        self.minutes_before = float(self.data.get("minutes", 0.0))
+
+    def store(self, **entries: Any) -> None:
+        """Add results to evaluations.json, so that an interrupted run keeps what it has."""
+        minutes = self.minutes_before + (time.monotonic() - self.started) / 60
+        self.data.update(entries, minutes=minutes)
+        self.files.write_json("evaluations.json", self.data)
+
+    def evaluate(
+        self,
+        policy: str | Predictor | PolicyFn,
+        split: str,
+        name: str,
+        record_states: int | range = 0,
+        n_states: int | None = None,
+    ) -> Evaluation:
+        """Evaluate, keep the progress bar moving, stop at once after Ctrl-C."""
+        settings = self.config.evaluation
+        if n_states is None:
+            n_states = settings.n_states if split == "eval" else settings.selection_states
+        act = as_policy(policy)
+
+        def checked(observations: dict[str, np.ndarray]) -> np.ndarray:
+            self.interrupt.check()
+            return act(observations)
+
+        def on_episode(row: StateResult) -> None:
+            self.progress.advance(1.0)
+
+        return evaluate(
+            checked, self.eval_env, n_states, split=split, name=name, on_episode=on_episode, record_states=record_states
+        )
+
+    def vla(self, split: str, key: str, phase: str) -> Evaluation:
+        """The frozen VLA on a split; a resumed run has it already."""
+        if key in self.data:
+            return Evaluation.from_dict(self.data[key])
+        self.progress.phase(phase)
+        result = self.evaluate("vla", split, "frozen VLA", self.filmed if split == "eval" else 0)
+        self.store(**{key: result.to_dict()})
+        self.progress.say(f"{phase + ':':<31} {result}")
+        return result
+
+    @property
+    def filmed(self) -> int:
+        """How many held-out states are filmed."""
+        settings = self.config.evaluation
+        return min(settings.record_states, settings.n_states) if settings.videos else 0
