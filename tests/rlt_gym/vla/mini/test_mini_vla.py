@@ -98,15 +98,17 @@ def test_save_and_load(tmp_path):
 
 
 def test_file_errors(tmp_path):
-    with pytest.raises(ValueError, match=r"no MiniVLA weights at .*none\.safetensors"):
-        load_vla(tmp_path / "none.safetensors")
+    for load, kind in ((load_vla, "VLA"), (MiniVLA.load, "MiniVLA")):
+        with pytest.raises(ValueError, match=rf"no {kind} weights at .*none\.safetensors; train one"):
+            load(tmp_path / "none.safetensors")
     with pytest.raises(ValueError, match="allowed are 'mini', 'mini-slow', 'mini-spatial'"):
         load_vla("maxi")
     path = tmp_path / "vla.safetensors"
     tiny_vla().save(path)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"vla\.safetensors cannot be read as MiniVLA"):
-        load_vla(path)
+    for load, kind in ((load_vla, "VLA"), (MiniVLA.load, "MiniVLA")):
+        with pytest.raises(ValueError, match=rf"vla\.safetensors cannot be read as {kind} weights .*; train one"):
+            load(path)
     with pytest.raises(ValueError, match="lacks spec"):
         load_vla(object())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="multiple of 16"):
