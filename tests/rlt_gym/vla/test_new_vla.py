@@ -133,9 +133,10 @@ def test_a_vla_that_is_on_the_device_is_not_moved():
     assert load_vla(vla, "meta") is vla
     with pytest.raises(AssertionError, match="moved to cpu"):
         load_vla(vla)
+    env = RLTokenVectorEnv(FakeLiberoVectorEnv(1, chunk_length=4), vla, MeanToken(12), device="meta")
+    assert env.vla is vla
     vla.device = torch.device("cpu")
-    env = RLTokenVectorEnv(FakeLiberoVectorEnv(1, chunk_length=4), vla, MeanToken(12))
-    assert env.vla is vla and load_vla(vla, torch.device("cpu")) is vla
+    assert load_vla(vla, torch.device("cpu")) is load_vla(vla) is vla
 
 
 def test_the_specification_says_what_it_was_trained_on():

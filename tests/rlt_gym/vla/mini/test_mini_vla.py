@@ -157,6 +157,19 @@ def test_training_lowers_the_loss_and_is_repeatable(tmp_path):
     assert train_vla(replace(config, steps=10)).fingerprint() == train_vla(replace(config, steps=10)).fingerprint()
 
 
+@pytest.mark.parametrize(
+    ("kinds", "expected"), [(("official", "official"), "official"), (("official", "embedded"), None), (("", ""), None)]
+)
+def test_the_assets_of_the_demonstrations_are_remembered(tmp_path, kinds, expected):
+    for number, kind in enumerate(kinds):
+        write_demos(tmp_path / f"{number}.hdf5", "a", demos=2, seed=number, **({"assets": kind} if kind else {}))
+    output = str(tmp_path / "out.safetensors")
+    config = TrainVLAConfig(
+        demos=[str(tmp_path)], output=output, model=TINY, steps=1, batch_size=4, held_out=0.0, progress=False
+    )
+    assert train_vla(config).spec.assets == expected == load_vla(output).spec.assets
+
+
 def test_train_config_is_checked():
     with pytest.raises(ValueError, match="safetensors"):
         TrainVLAConfig(output="x.pt")
