@@ -14,11 +14,14 @@ from safetensors.numpy import save_file
 from tqdm import tqdm
 
 from rlt_gym.core.files import atomic_write, git_commit
+from rlt_gym.data.demo_set import resize_frames
 from rlt_gym.data.lerobot import LeRobotDemo, LeRobotFolder, is_lerobot
-from rlt_gym.data.libero_hdf5 import Demo, DemoFile, expand_paths, resize_frames
-from rlt_gym.rl_token.encoder import TokenEncoder, frozen_fingerprint, load_rl_token
+from rlt_gym.data.libero_hdf5 import Demo, DemoFile, expand_paths
+from rlt_gym.rl_token.base import Encoder
 from rlt_gym.rl_token.env import check_chunk_length
-from rlt_gym.vla.base import FrozenVLA, load_vla
+from rlt_gym.rl_token.io import frozen_fingerprint, load_rl_token
+from rlt_gym.vla.base import FrozenVLA
+from rlt_gym.vla.registry import load_vla
 
 #: Version of the layout; ``rlt_sb3.common.replay.offline`` reads it.
 FORMAT = "rlt-transitions-1"
@@ -32,8 +35,8 @@ class EncodeDemosConfig:
     :param demos: Demonstration files of ``rlt collect`` or of LIBERO itself, glob patterns or folders; folders of
         LeRobot datasets (versions 2 and 3, with the extra ``lerobot``).
     :param output: ``.safetensors`` file to write.
-    :param vla: ``"mini"`` or a MiniVLA's ``.safetensors`` path; likewise ``rl_token``.
-    :param rl_token: ``"auto"``, ``"mean"`` or a path.
+    :param vla: Name or ``.safetensors`` path of the VLA.
+    :param rl_token: Name (``"auto"``, ``"mean"``) or path of the RL token.
     :param chunk_length: Control steps per row, that of the environment to train in.
     :param stride: A row begins every so many control steps; must divide ``chunk_length``.
     :param instructions: Only the demonstrations of these tasks, in this order for ``task_ids``; ``None`` = all.
@@ -113,12 +116,13 @@ def cut_demo(actions: np.ndarray, success: bool, chunk_length: int, stride: int)
     }
 
 
-def encode_demos(config: EncodeDemosConfig, vla: FrozenVLA | None = None, encoder: TokenEncoder | None = None) -> Path:
+def encode_demos(config: EncodeDemosConfig, vla: FrozenVLA | None = None, encoder: Encoder | None = None) -> Path:
     """
     Write a file of transitions.
 
     :param config: What to do.
-    :param vla: The VLA, if it is not one that ``config.vla`` can name; likewise ``encoder``.
+    :param vla: The VLA, if it is not one that ``config.vla`` can name.
+    :param encoder: The RL token, if it is not one that ``config.rl_token`` can name.
     :return: The file.
     :raises ValueError: If files are missing or damaged or nothing in them gives a row.
     """
@@ -217,7 +221,7 @@ def _read_file(path: Path) -> Iterator[Demo]:
 
 
 def _tokens(
-    demo: Demo | LeRobotDemo, instruction: str, config: EncodeDemosConfig, vla: FrozenVLA, encoder: TokenEncoder
+    demo: Demo | LeRobotDemo, instruction: str, config: EncodeDemosConfig, vla: FrozenVLA, encoder: Encoder
 ) -> dict[str, np.ndarray]:
     """``obs/z_rl``, ``obs/vla_ref`` and ``obs/proprio`` of every stride-th observation."""
     frames = {camera: demo.frames(camera, config.stride) for camera in ("agentview", "wrist")}

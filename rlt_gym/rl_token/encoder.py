@@ -1,34 +1,20 @@
 """
-The RL token: a frozen VLA's tokens squeezed into one vector (arXiv 2604.23073, eq. 1 and 2).
+The RL token: a frozen VLA's tokens squeezed into one vector (arXiv 2604.23073, eq. 1).
 
-Encoder, eq. (1): ``z_rl = g([z_1 .. z_M, e_rl])_{M+1}``, a transformer that reads a learned token appended last.
-Decoder, eq. (2): from ``[z_rl, sg(z_1) .. sg(z_{i-1})]`` a causal transformer and a linear head give back ``z_i``.
+``z_rl = g([z_1 .. z_M, e_rl])_{M+1}``: a transformer that reads a learned token appended last.
 """
 
-import json
 import math
-import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
-from rlt_gym.core.files import atomic_write, write_json
-from rlt_gym.vla.base import TOKEN_KINDS, WEIGHTS_DIR, FrozenVLA, VLAOutput, fingerprint
+from rlt_gym.vla.base import TOKEN_KINDS, FrozenVLA, VLAOutput, fingerprint
 
-if TYPE_CHECKING:
-    from rlt_gym.rl_token.mean import MeanToken
-
+#: Format in the metadata of an RL token's ``.safetensors`` file.
 FORMAT = "rlt_gym.rl_token/1"
-
-#: What makes ``z_rl``.
-TokenEncoder: TypeAlias = Union["RLTokenEncoder", "MeanToken"]
 
 
 @dataclass(frozen=True)
@@ -138,7 +124,8 @@ class Layer(nn.Module):
         q = self.query(y[:, -1:] if last_only else y).view(shape).transpose(1, 2)
         k, v = (part.view(shape).transpose(1, 2) for part in self.key_value(y).chunk(2, dim=-1))
         bias = None if keys is None else keys[:, None, None, :]
-        with torch.autocast(x.device.type, enabled=False):  # see rlt_gym.vla.mini.model.Block
+        # float32 here even under autocast: the bfloat16 attention kernel's backward is three times slower on a CPU
+        with torch.autocast(x.device.type, enabled=False):
             a = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=bias, is_causal=causal)
         x = x + self.out(a.transpose(1, 2).reshape(batch, -1, width))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
@@ -244,199 +231,6 @@ class RLTokenEncoder(nn.Module):
                 f"not to {vla.spec.name!r} with {vla.fingerprint()[:12]}...: its features would mean nothing. Load "
                 "that VLA, or train a token for this one with `rlt pretrain-token`."
             )
-
-
-class RLTokenDecoder(nn.Module):
-    """
-    Eq. (2): teacher-forced reconstruction of the tokens from ``z_rl`` and the tokens before.
-
-    :param config: Architecture (shared with the encoder).
-    """
-
-    def __init__(self, config: RLTokenConfig) -> None:
-        super().__init__()
-        self.config = config
-        width = config.width
-        self.input_z = nn.Linear(int(config.z_dim or config.token_dim), width)
-        self.input = nn.Linear(config.token_dim, width)
-        self.blank = nn.Parameter(0.02 * torch.randn(width))
-        self.position = nn.Parameter(0.02 * torch.randn(config.max_tokens, width))
-        self.layers = nn.ModuleList(Layer(width, config.heads, config.mlp_ratio) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, config.token_dim)
-
-    def forward(
-        self,
-        z_rl: torch.Tensor,
-        z: torch.Tensor,
-        context_dropout: float = 0.0,
-        generator: torch.Generator | None = None,
-    ) -> torch.Tensor:
-        """
-        :param z_rl: (B, D).
-        :param z: Standardised tokens (B, N, H), valid ones first (what follows a valid token cannot reach it, so pads
-            at the end need no mask).
-        :param context_dropout: Probability that an earlier token is blanked.
-        :param generator: Source of that randomness.
-        :return: Reconstruction (B, N, H); row i depends on ``z_rl`` and tokens < i only.
-        """
-        batch, count = z.shape[:2]
-        context = self.input(z[:, :-1].detach()).float()
-        if context_dropout > 0:
-            drop = torch.rand(batch, count - 1, 1, generator=generator, device=z.device) < context_dropout
-            context = torch.where(drop, self.blank, context)
-        x = torch.cat([self.input_z(z_rl).float()[:, None], context], dim=1) + self.position[:count]
-        for layer in self.layers:
-            x = layer(x, causal=True)
-        return self.head(self.norm(x))
-
-
-def reconstruction_loss(prediction: torch.Tensor, z: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-    """
-    L_ro of eq. (2).
-
-    :param prediction: (B, N, H).
-    :param z: Targets (B, N, H); no gradient flows into them.
-    :param mask: bool (B, N).
-    :return: ``mean``: squared error averaged over valid tokens and channels (what is minimised); ``sum``: the paper's
-        form, summed over tokens and channels, averaged over the batch.
-    """
-    error = (prediction.float() - z.detach()).square() * mask[..., None]
-    total = error.sum()
-    return {"mean": total / (mask.sum() * z.shape[-1]), "sum": total / len(z)}
-
-
-def save_rl_token(
-    path: str | os.PathLike[str],
-    encoder: RLTokenEncoder,
-    decoder: RLTokenDecoder | None = None,
-    provenance: dict[str, Any] | None = None,
-) -> None:
-    """
-    Write encoder (and decoder) as float16 safetensors with architecture and VLA fingerprint, provenance as JSON beside.
-
-    :param path: A name that ends in ``.safetensors``.
-    :param encoder: The encoder.
-    :param decoder: The decoder, if it shall be kept for further training.
-    :param provenance: How it was trained.
-    :raises ValueError: If the name ends otherwise.
-    """
-    path = Path(path)
-    if path.suffix != ".safetensors":
-        raise ValueError(f"RL-token weights must be written to a .safetensors file, not {path}.")
-    state = {f"encoder.{key}": value for key, value in encoder.state_dict().items()}
-    if decoder is not None:
-        state |= {f"decoder.{key}": value for key, value in decoder.state_dict().items()}
-    metadata = {
-        "format": FORMAT,
-        "config": json.dumps(asdict(encoder.config)),
-        "vla_fingerprint": encoder.vla_fingerprint,
-        "vla_name": encoder.vla_name,
-    }
-    with atomic_write(path) as temporary:
-        save_file({k: v.detach().cpu().half().contiguous() for k, v in state.items()}, temporary, metadata=metadata)
-    write_json(path.with_suffix(".json"), {**(provenance or {}), "vla_fingerprint": encoder.vla_fingerprint})
-
-
-def load_rl_token(
-    rl_token: "str | os.PathLike[str] | TokenEncoder" = "auto",
-    vla: FrozenVLA | None = None,
-    device: torch.device | str = "cpu",
-) -> TokenEncoder:
-    """
-    Get a frozen RL-token encoder.
-
-    :param rl_token: ``"auto"`` (the shipped weights that belong to ``vla``), ``"mean"`` (no RL token: the mean of the
-        VLA's picture tokens), a ``.safetensors`` path, or an encoder.
-    :param vla: The VLA it shall be used with; its fingerprint is compared.
-    :param device: Where it shall run.
-    :return: The encoder in evaluation mode, without gradients.
-    :raises ValueError: If the file is missing, damaged, or belongs to another VLA.
-    """
-    from rlt_gym.rl_token.mean import MeanToken
-
-    encoder: TokenEncoder
-    if isinstance(rl_token, RLTokenEncoder | MeanToken):
-        encoder = rl_token
-    elif rl_token == "mean":
-        if vla is None:
-            raise ValueError("rl_token='mean' needs a VLA whose tokens shall be averaged; give vla=.")
-        encoder = MeanToken(vla.spec.token_dim)
-    elif isinstance(rl_token, str | os.PathLike):
-        encoder = _read_for(_find_shipped(vla) if rl_token == "auto" else Path(rl_token), vla)
-    else:
-        raise ValueError(
-            f"rl_token is a {type(rl_token).__name__}; it must be 'auto', 'mean', a .safetensors path or an "
-            "RLTokenEncoder."
-        )
-    if vla is not None:
-        encoder.check_vla(vla)
-    return encoder.to(device).eval().requires_grad_(False)
-
-
-def frozen_fingerprint(vla: FrozenVLA, encoder: TokenEncoder) -> dict[str, str]:
-    """
-    What observations depend on, so that nothing that was learned from them is used with other weights.
-
-    :param vla: The frozen VLA.
-    :param encoder: The RL-token encoder.
-    :return: The hash of each: ``"vla"`` and ``"rl_token"``.
-    """
-    return {"vla": vla.fingerprint(), "rl_token": encoder.fingerprint()}
-
-
-def _read_for(path: Path, vla: FrozenVLA | None) -> RLTokenEncoder:
-    encoder = _read(path)
-    if vla is not None and encoder.vla_fingerprint and encoder.vla_fingerprint != vla.fingerprint():
-        try:
-            encoder.check_vla(vla)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-    return encoder
-
-
-def _read(path: Path) -> RLTokenEncoder:
-    advice = "train one with `rlt pretrain-token`, or name another file."
-    if not path.is_file():
-        raise ValueError(f"There are no RL-token weights at {path}; {advice}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            names = [key for key in file.keys() if key.startswith("encoder.")]
-            state = {key.removeprefix("encoder."): file.get_tensor(key).float() for key in names}
-        if metadata.get("format") != FORMAT:
-            raise KeyError(f"format is {metadata.get('format')!r}, not {FORMAT!r}")
-        config = RLTokenConfig(**json.loads(metadata["config"]))
-        encoder = RLTokenEncoder(config, metadata["vla_fingerprint"], metadata["vla_name"])
-        encoder.load_state_dict(state)
-    except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as RL-token weights ({error}); {advice}") from error
-    return encoder
-
-
-def _shipped() -> Iterator[tuple[Path, dict[str, str]]]:
-    for path in sorted(WEIGHTS_DIR.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-        except (SafetensorError, OSError):
-            continue
-        if metadata.get("format") == FORMAT:
-            yield path, metadata
-
-
-def _find_shipped(vla: FrozenVLA | None) -> Path:
-    if vla is None:
-        raise ValueError("rl_token='auto' needs a VLA to choose the weights for; give vla= or a .safetensors path.")
-    known = []
-    for path, metadata in _shipped():
-        if metadata.get("vla_fingerprint") == vla.fingerprint():
-            return path
-        known.append(f"{path.name} (for {metadata.get('vla_name')!r})")
-    raise ValueError(
-        f"No shipped RL token belongs to the VLA {vla.spec.name!r} with fingerprint {vla.fingerprint()[:12]}...; "
-        f"shipped are: {', '.join(known) or 'none'}. Train one with `rlt pretrain-token` and give its path."
-    )
 
 
 def count_parameters(*modules: nn.Module) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import os
 
     from rlt_gym.libero.make import SingleEnv
-    from rlt_gym.rl_token.encoder import TokenEncoder
+    from rlt_gym.rl_token.base import Encoder
     from rlt_gym.vla.base import FrozenVLA
 
 PICTURES_AND_PROPRIO = ("agentview", "wrist", "proprio")
@@ -49,9 +49,9 @@ class RLTokenVectorEnv(VectorWrapper):
     :raises ValueError: If VLA, encoder and environment do not fit together.
     """
 
-    def __init__(self, env: VectorEnv, vla: "FrozenVLA", encoder: "TokenEncoder", device: str = "cpu") -> None:
-        from rlt_gym.rl_token.encoder import frozen_fingerprint, load_rl_token
-        from rlt_gym.vla.base import load_vla
+    def __init__(self, env: VectorEnv, vla: "FrozenVLA", encoder: "Encoder", device: str = "cpu") -> None:
+        from rlt_gym.rl_token.io import frozen_fingerprint, load_rl_token
+        from rlt_gym.vla.registry import load_vla
 
         single = env.single_observation_space
         missing = {"agentview", "wrist", "proprio"} - set(single.keys() if isinstance(single, spaces.Dict) else ())
@@ -65,9 +65,10 @@ class RLTokenVectorEnv(VectorWrapper):
         mode = env.metadata.get("autoreset_mode")
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
             raise ValueError(f"The raw environment's autoreset_mode is {mode}; it must be SAME_STEP or DISABLED.")
-        self.chunk_length = check_chunk_length(shape[0], load_vla(vla))
+        loaded = load_vla(vla, device)  # once: a VLA that is on the device is not moved
+        self.chunk_length = check_chunk_length(shape[0], loaded)
         super().__init__(env)
-        self.vla = load_vla(vla, device)
+        self.vla = loaded
         self.encoder = load_rl_token(encoder, self.vla, device)
         self.metadata = {**env.metadata, "fingerprint": frozen_fingerprint(self.vla, self.encoder)}
         self.device = device
@@ -237,7 +238,7 @@ def make_rl_token_vec(
     task_ids: Sequence[int] | None = None,
     chunk_length: int = 8,
     vla: "str | os.PathLike[str] | FrozenVLA" = "mini",
-    rl_token: "str | os.PathLike[str] | TokenEncoder" = "auto",
+    rl_token: "str | os.PathLike[str] | Encoder" = "auto",
     device: str = "cpu",
     render: str = "fast",
     gripper_penalty: float | Mapping[str, Any] | None = None,
@@ -262,8 +263,8 @@ def make_rl_token_vec(
     :raises ValueError: If an argument is wrong; no process has been started then.
     """
     from rlt_gym.libero.vector_env import LiberoVectorEnv
-    from rlt_gym.rl_token.encoder import load_rl_token
-    from rlt_gym.vla.base import load_vla
+    from rlt_gym.rl_token.io import load_rl_token
+    from rlt_gym.vla.registry import load_vla
 
     penalty = None if gripper_penalty is None else _penalty_arguments(gripper_penalty)
     loaded = load_vla(vla, device)

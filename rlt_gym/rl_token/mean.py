@@ -51,3 +51,14 @@ class MeanToken(nn.Module):
                 f"This mean token reads tokens of width {self.token_dim}, the VLA {vla.spec.name!r} gives "
                 f"{vla.spec.token_dim}; use rl_token='mean'."
             )
+
+
+def mean_token(vla: FrozenVLA | None) -> MeanToken:
+    """
+    :param vla: The VLA whose picture tokens shall be averaged.
+    :return: The encoder that does it.
+    :raises ValueError: Without a VLA.
+    """
+    if vla is None:
+        raise ValueError("rl_token='mean' needs a VLA whose tokens shall be averaged; give vla=.")
+    return MeanToken(vla.spec.token_dim)

@@ -20,7 +20,7 @@ class FakeVLA:
 
     :param horizon: control steps per chunk
     :param token_dim: size of a token
-    :param n_tokens: number of tokens; the last one is masked out in every second row
+    :param n_tokens: number of tokens; the last one is masked out where the instruction has an odd checksum
     :param stochastic: let the chunk depend on the seed
     """
 
@@ -56,7 +56,7 @@ class FakeVLA:
         inputs = np.column_stack([*brightness, state / 100.0, words]).astype(np.float32)
         tokens = (inputs @ self._encoder).reshape(batch, self._n_tokens, -1)
         mask = np.ones((batch, self._n_tokens), dtype=bool)
-        mask[1::2, -1] = False
+        mask[:, -1] = [round(word * 65535) % 2 == 0 for word in words]  # by content: rows do not depend on their place
         chunk = np.zeros((batch, horizon, 7), dtype=np.float32)
         chunk[:, :, 0] = np.clip(state[:, :1] / 100.0, -1.0, 1.0)
         chunk[:, :, 1] = np.arange(horizon) / horizon

@@ -1,29 +1,20 @@
 """The contract between a frozen vision-language-action policy (VLA) and the rest of the package."""
 
+from __future__ import annotations
+
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 #: Kinds of tokens in :attr:`VLAOutput.kind`.
 TOKEN_KINDS: dict[str, int] = {"pad": 0, "image": 1, "text": 2, "state": 3, "action": 4}
-
-#: Where shipped weights lie.
-WEIGHTS_DIR = Path(__file__).resolve().parent / "mini" / "weights"
-
-#: Shipped VLAs: MiniVLAs for tasks 1, 2, 4, 6, 8 of libero_goal, for tasks 1 and 8 of it from slow demonstrations, and
-#: for tasks 0, 2, 5, 6, 8 of libero_spatial.
-SHIPPED = {
-    "mini": "mini_vla.safetensors",
-    "mini-slow": "mini_vla_slow.safetensors",
-    "mini-spatial": "mini_vla_spatial.safetensors",
-}
 
 #: Raw observation batch: ``agentview`` and ``wrist`` uint8 (B, H, W, 3) exactly as LIBERO gives them (upside down) and
 #: ``state`` float32 (B, 8): eef position (m), axis-angle (rad), gripper qpos.
@@ -42,7 +33,10 @@ class VLASpec:
     :param max_tokens: Most tokens M an output can have, ``None`` if unknown.
     :param stochastic: Whether the chunk depends on ``seed``.
     :param cameras: Cameras that are read from the observation.
-    :param image_size: Edge of the frames it needs in pixels, ``None`` = any.
+    :param image_size: Edge in pixels to which it resizes frames before it reads them, so that larger ones tell it
+        nothing more; ``None`` = not said.
+    :param assets: Kind of simulation assets it was trained on (``"embedded"``, ``"official"``), so that a benchmark can
+        warn about others; ``None`` = not said.
     """
 
     name: str
@@ -53,6 +47,7 @@ class VLASpec:
     stochastic: bool = False
     cameras: tuple[str, ...] = ("agentview", "wrist")
     image_size: int | None = None
+    assets: str | None = None
 
 
 @dataclass
@@ -71,7 +66,7 @@ class VLAOutput:
     kind: torch.Tensor
     chunk: torch.Tensor
 
-    def check(self, spec: VLASpec, batch_size: int) -> "VLAOutput":
+    def check(self, spec: VLASpec, batch_size: int) -> VLAOutput:
         """
         Compare shapes, types and ranges with the contract.
 
@@ -80,6 +75,8 @@ class VLAOutput:
         :return: The output itself.
         :raises ValueError: If something does not fit.
         """
+        import torch
+
         shape = tuple(self.tokens.shape)
         problems = []
         if (
@@ -133,7 +130,7 @@ class FrozenVLA(Protocol):
         """
         ...
 
-    def to(self, device: torch.device | str) -> "FrozenVLA":
+    def to(self, device: torch.device | str) -> FrozenVLA:
         """
         :param device: Where to move it.
         :return: The moved VLA (may be the same object).
@@ -155,6 +152,8 @@ def fingerprint(config: Mapping[str, Any], state: Mapping[str, torch.Tensor], dt
         in it; ``None`` = as they are.
     :return: sha256, 64 hexadecimal digits.
     """
+    import torch
+
     digest = hashlib.sha256(json.dumps(dict(config), sort_keys=True, default=str).encode())
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
@@ -181,29 +180,3 @@ def check_vla(vla: object) -> FrozenVLA:
     if not isinstance(vla.spec, VLASpec):  # type: ignore[attr-defined]
         raise ValueError(f"{type(vla).__name__}.spec is {type(vla.spec).__name__}; it must be a VLASpec.")  # type: ignore[attr-defined]
     return vla  # type: ignore[return-value]
-
-
-def load_vla(vla: "str | os.PathLike[str] | FrozenVLA" = "mini", device: torch.device | str = "cpu") -> FrozenVLA:
-    """
-    Get a frozen VLA.
-
-    :param vla: A name of :data:`SHIPPED`, the path of a MiniVLA's ``.safetensors`` file, or an object that obeys
-        :class:`FrozenVLA`.
-    :param device: Where it shall run.
-    :return: The VLA on ``device``.
-    :raises ValueError: If the name is unknown, the file missing or damaged, or the object not a FrozenVLA.
-    """
-    if not isinstance(vla, str | os.PathLike):
-        return check_vla(vla).to(device)
-    from rlt_gym.vla.mini.model import MiniVLA
-
-    if vla in SHIPPED:
-        path = WEIGHTS_DIR / SHIPPED[str(vla)]
-    else:
-        path = Path(vla)
-        if path.suffix != ".safetensors":
-            raise ValueError(
-                f"Unknown VLA {os.fspath(vla)!r}: allowed are {', '.join(map(repr, SHIPPED))}, the path of a "
-                ".safetensors file, or a FrozenVLA."
-            )
-    return MiniVLA.load(path, device)

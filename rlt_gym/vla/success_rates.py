@@ -1,12 +1,13 @@
-"""Success rates of a frozen VLA on LIBERO, for the provenance of its weights."""
+"""Success rates of a frozen VLA on tasks of a benchmark, for the provenance of its weights."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium.vector import VectorEnv
 from tqdm import tqdm
 
-from rlt_gym.libero.vector_env import LiberoVectorEnv
 from rlt_gym.vla.base import FrozenVLA
 
 
@@ -18,32 +19,36 @@ def success_rates(
     num_envs: int = 2,
     split: str = "selection",
     progress: bool = True,
+    env_id: str = "LIBERO-v0",
     **env_kwargs: Any,
 ) -> dict[str, dict[str, Any]]:
     """
     Play the VLA's own chunks, whole, from the first initial states of a split.
 
     :param vla: The policy.
-    :param suite: LIBERO suite; ``task_ids`` its tasks.
+    :param suite: Suite of tasks.
+    :param task_ids: Tasks of the suite.
     :param n_states: Initial states per task, each played once.
     :param num_envs: Worker processes.
     :param split: Initial states; not ``"eval"`` when anything is chosen by the outcome.
     :param progress: Show a progress bar.
-    :param env_kwargs: Further arguments of ``LIBERO-v0``: assets, render, ...
+    :param env_id: Vector environment with pictures that takes ``suite``, ``task_ids``, ``chunk_length`` and
+        ``init_states``.
+    :param env_kwargs: Further arguments of the environment: assets, render, ...
     :return: For each task its instruction, ``successes``, ``states`` and ``mean_steps`` (control steps to success).
     """
     rates = {}
     for task_id in tqdm(task_ids, desc="success rates", unit="task", disable=not progress):
-        env = LiberoVectorEnv(
-            num_envs, suite, [task_id], vla.spec.horizon, init_states=split, **{"render": "fast", **env_kwargs}
-        )
+        settings: dict[str, Any] = {"suite": suite, "task_ids": [task_id], "init_states": split}
+        settings |= {"chunk_length": vla.spec.horizon, "render": "fast", **env_kwargs}
+        env = gymnasium.make_vec(env_id, num_envs, **settings)
         try:
-            steps = _play(vla, env, n_states)
+            instruction, steps = _play(vla, env, n_states)
         finally:
             env.close()
         solved = [count for count in steps.values() if count is not None]
         rates[f"{suite}/{task_id}"] = {
-            "instruction": env.tasks[0].instruction,
+            "instruction": instruction,
             "successes": len(solved),
             "states": n_states,
             "mean_steps": float(np.mean(solved)) if solved else None,
@@ -51,10 +56,11 @@ def success_rates(
     return rates
 
 
-def _play(vla: FrozenVLA, env: LiberoVectorEnv, n_states: int) -> dict[int, int | None]:
-    """Control steps to success of each initial state, ``None`` for a failure."""
+def _play(vla: FrozenVLA, env: VectorEnv, n_states: int) -> tuple[str, dict[int, int | None]]:
+    """The task's instruction, and control steps to success of each initial state, ``None`` for a failure."""
     steps: dict[int, int | None] = {}
     obs, infos = env.reset()
+    instruction = str(infos["instruction"][0])
     while len(steps) < n_states:
         pictures = {"agentview": obs["agentview"], "wrist": obs["wrist"], "state": obs["proprio"]}
         seeds = (infos["init_index"] * 1000 + infos["episode_steps"]).tolist()
@@ -64,4 +70,4 @@ def _play(vla: FrozenVLA, env: LiberoVectorEnv, n_states: int) -> dict[int, int 
             state = int(infos["final_info"]["init_index"][index])
             if state < n_states:
                 steps[state] = int(infos["final_info"]["episode_steps"][index]) if terminations[index] else None
-    return steps
+    return instruction, steps

@@ -1,26 +1,17 @@
-"""What ``rlt list`` tells of the environments: shipped VLAs, suites, tasks."""
+"""What ``rlt list`` tells of the environments: VLAs, suites, tasks."""
 
 from __future__ import annotations
-
-import json
 
 from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, get_tasks
 
 
 def vlas() -> dict[str, str]:
     """
-    :return: Shipped VLA -> the tasks that it has learned.
+    :return: Registered VLA -> what it is, for a shipped one the tasks that it has learned.
     """
-    from rlt_gym.vla.base import SHIPPED, WEIGHTS_DIR
+    from rlt_gym.vla.registry import list_vlas
 
-    lines = {}
-    for name, file in SHIPPED.items():
-        rates = json.loads((WEIGHTS_DIR / file).with_suffix(".json").read_text())["success_rates"]
-        tasks: dict[str, list[str]] = {}
-        for suite, _, task_id in (key.partition("/") for key in rates if "/" in key):
-            tasks.setdefault(suite, []).append(task_id)
-        lines[name] = "; ".join(f"{suite} {', '.join(numbers)}" for suite, numbers in tasks.items())
-    return lines
+    return list_vlas()
 
 
 def suites() -> dict[str, str]:

@@ -28,10 +28,12 @@ def observations(batch: int, size: int = 32, seed: int = 0) -> dict[str, np.ndar
     }
 
 
-def write_demos(path: Path, instruction: str, demos: int = 4, length: int = 12, size: int = 32, seed: int = 0) -> Path:
+def write_demos(
+    path: Path, instruction: str, demos: int = 4, length: int = 12, size: int = 32, seed: int = 0, **env_args: str
+) -> Path:
     """A dot at the object and a dot at the hand; the expert moves the hand towards the object."""
     rng = np.random.default_rng(seed)
-    with DemoWriter(path, instruction, {"seed": seed}) as writer:
+    with DemoWriter(path, instruction, {"seed": seed, **env_args}) as writer:
         for number in range(demos):
             target, hand = rng.uniform(-0.2, 0.2, (2, 3))
             rows: dict[str, list[np.ndarray]] = {"a": [], "p": [], "f": []}

@@ -23,8 +23,7 @@ from torch import nn
 
 from rlt_gym.core.files import atomic_write, write_json
 from rlt_gym.vla.base import TOKEN_KINDS, VLAObs, VLAOutput, VLASpec, fingerprint
-
-FORMAT = "rlt_gym.mini_vla/1"
+from rlt_gym.vla.mini import FORMAT
 
 #: Every word of LIBERO's 130 instructions; other words fall into hash buckets.
 VOCABULARY = (
@@ -233,14 +232,21 @@ class MiniVLA:
     A trained :class:`MiniVLANet` as a :class:`~rlt_gym.vla.base.FrozenVLA`: no gradients, evaluation mode.
 
     :param net: The network; it is frozen in place.
-    :param provenance: How it was trained.
+    :param provenance: How it was trained; ``assets`` in it is the kind of assets (default: ``"embedded"``).
     """
 
     def __init__(self, net: MiniVLANet, provenance: dict[str, Any] | None = None) -> None:
         self.net = net.eval().requires_grad_(False)
         self.provenance = dict(provenance or {})
         config = net.config
-        self._spec = VLASpec("mini", config.width, config.horizon, max_tokens=config.num_tokens)
+        self._spec = VLASpec(
+            "mini",
+            config.width,
+            config.horizon,
+            max_tokens=config.num_tokens,
+            image_size=config.image_size,
+            assets=self.provenance.get("assets", "embedded"),
+        )
         kinds = {"agentview": "image", "wrist": "image"}
         counts = config.token_counts
         self._kind = torch.cat(

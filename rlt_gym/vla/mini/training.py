@@ -15,7 +15,9 @@ from torch import nn
 from tqdm import tqdm
 
 from rlt_gym.core.files import git_commit
-from rlt_gym.data.libero_hdf5 import DemoFile, DemoSet, expand_paths, load_demo_set
+from rlt_gym.core.training import cpu_has_bfloat16, warmup_cosine
+from rlt_gym.data.demo_set import DemoSet, load_demo_set
+from rlt_gym.data.libero_hdf5 import DemoFile, expand_paths
 from rlt_gym.vla.mini.model import MiniVLA, MiniVLAConfig, MiniVLANet, normalize_frames
 
 
@@ -195,15 +197,6 @@ def _row_stream(rows: np.ndarray, batch_size: int, rng: np.random.Generator) -> 
         pool = pool[batch_size:]
 
 
-def cpu_has_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 matrices in hardware (Linux x86 and Arm)."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", " bf16"))
-
-
 def train_vla(config: TrainVLAConfig) -> MiniVLA:
     """
     Train a MiniVLA on demonstrations and write it.
@@ -238,6 +231,7 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
         "config": asdict(config),
         "git_commit": git_commit(),
         "demos": data.files,
+        "assets": _assets(config),
         "instructions": data.instructions,
         "rows": {"train": len(train_rows), "held_out": len(held_rows)},
         "parameters": sum(p.numel() for p in net.parameters()),
@@ -259,6 +253,15 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
             os.fspath(config.output),
         )
     return MiniVLA.load(config.output)
+
+
+def _assets(config: TrainVLAConfig) -> str | None:
+    """The kind of assets that all demonstrations show, ``None`` if the files do not say it or differ."""
+    kinds = set()
+    for path in expand_paths(config.demos):
+        with DemoFile(path) as file:
+            kinds.add(file.env_args.get("assets"))
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 def _success_rates(config: TrainVLAConfig) -> dict[str, Any]:
@@ -297,7 +300,7 @@ def _optimise(
     step, done = 0, 0.0
     bar = tqdm(total=config.steps, disable=not config.progress, desc="train-vla", mininterval=2.0)
     while step < config.steps and done < 1.0:
-        rate = min(1.0, (step + 1) / max(1, config.warmup_steps)) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+        rate = warmup_cosine(step, config.warmup_steps, done)
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * rate
         picked = next(stream)

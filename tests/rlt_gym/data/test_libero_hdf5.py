@@ -9,7 +9,8 @@ import pytest
 from vla_helpers import write_demos
 
 from rlt_gym.core.files import atomic_write
-from rlt_gym.data.libero_hdf5 import DemoFile, DemoWriter, load_demo_set, resize_frames
+from rlt_gym.data.demo_set import load_demo_set, resize_frames
+from rlt_gym.data.libero_hdf5 import DemoFile, DemoWriter
 
 
 def test_atomic_write_keeps_the_old_file_on_error(tmp_path):

@@ -7,15 +7,9 @@ import pytest
 import torch
 from vla_helpers import observations, tiny_vla, write_demos
 
-from rlt_gym.rl_token.encoder import (
-    RLTokenConfig,
-    RLTokenDecoder,
-    RLTokenEncoder,
-    load_rl_token,
-    reconstruction_loss,
-    save_rl_token,
-    select_tokens,
-)
+from rlt_gym.rl_token.decoder import RLTokenDecoder, reconstruction_loss
+from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, select_tokens
+from rlt_gym.rl_token.io import load_rl_token, save_rl_token
 from rlt_gym.rl_token.pretrain import PretrainTokenConfig, pretrain_token
 from rlt_gym.vla.base import VLAOutput
 

@@ -8,8 +8,9 @@ from run_helpers import quick
 from stable_baselines3.common.vec_env import VecMonitor
 from toy_env import ToyVectorEnv
 
-from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, frozen_fingerprint, load_rl_token, save_rl_token
+from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
 from rlt_gym.rl_token.env import RLTokenVectorEnv
+from rlt_gym.rl_token.io import frozen_fingerprint, load_rl_token, save_rl_token
 from rlt_gym.rl_token.mean import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_sb3 import GymnasiumVecEnv
@@ -56,11 +57,12 @@ def test_fingerprint_of_an_rl_token(tmp_path):
 
 
 def test_shipped_weights_differ():
-    from rlt_gym.vla.base import SHIPPED, load_vla
+    from rlt_gym.vla import load_vla
 
-    found = [frozen_fingerprint(vla, load_rl_token("auto", vla)) for vla in map(load_vla, SHIPPED)]
+    shipped = ["mini", "mini-slow", "mini-spatial"]
+    found = [frozen_fingerprint(vla, load_rl_token("auto", vla)) for vla in map(load_vla, shipped)]
     for name in ("vla", "rl_token"):
-        assert len({fingerprint[name] for fingerprint in found}) == len(SHIPPED)
+        assert len({fingerprint[name] for fingerprint in found}) == len(shipped)
 
 
 # ---------------------------------------------------------------- runs

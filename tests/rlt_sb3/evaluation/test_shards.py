@@ -72,7 +72,7 @@ def test_two_shards_on_libero_are_one_evaluation(tmp_path, capsys):
     """
     import torch
 
-    from rlt_gym.rl_token.encoder import load_rl_token
+    from rlt_gym.rl_token.io import load_rl_token
     from rlt_gym.testing import FakeRLTokenVectorEnv
     from rlt_gym.vla import load_vla
     from rlt_sb3 import RLT, GymnasiumVecEnv

@@ -9,8 +9,9 @@ from rlt_models import Numpy, fast, make_model, make_venv, oracle_model, random_
 from run_helpers import ROOT
 from stable_baselines3.common.callbacks import BaseCallback
 
-from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, load_rl_token
+from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
 from rlt_gym.rl_token.env import RLTokenVectorEnv
+from rlt_gym.rl_token.io import load_rl_token
 from rlt_gym.rl_token.mean import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_sb3 import RLT, GymnasiumVecEnv

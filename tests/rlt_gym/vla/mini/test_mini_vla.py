@@ -98,15 +98,17 @@ def test_save_and_load(tmp_path):
 
 
 def test_file_errors(tmp_path):
-    with pytest.raises(ValueError, match=r"no MiniVLA weights at .*none\.safetensors"):
-        load_vla(tmp_path / "none.safetensors")
+    for load, kind in ((load_vla, "VLA"), (MiniVLA.load, "MiniVLA")):
+        with pytest.raises(ValueError, match=rf"no {kind} weights at .*none\.safetensors; train one"):
+            load(tmp_path / "none.safetensors")
     with pytest.raises(ValueError, match="allowed are 'mini', 'mini-slow', 'mini-spatial'"):
         load_vla("maxi")
     path = tmp_path / "vla.safetensors"
     tiny_vla().save(path)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"vla\.safetensors cannot be read as MiniVLA"):
-        load_vla(path)
+    for load, kind in ((load_vla, "VLA"), (MiniVLA.load, "MiniVLA")):
+        with pytest.raises(ValueError, match=rf"vla\.safetensors cannot be read as {kind} weights .*; train one"):
+            load(path)
     with pytest.raises(ValueError, match="lacks spec"):
         load_vla(object())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="multiple of 16"):
@@ -153,6 +155,19 @@ def test_training_lowers_the_loss_and_is_repeatable(tmp_path):
     assert set(record["held_out_losses"]) == {"action", "pose", "gripper", "aux"}
     assert np.abs(vla.net.proprio_mean.numpy()).max() > 0
     assert train_vla(replace(config, steps=10)).fingerprint() == train_vla(replace(config, steps=10)).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"), [(("official", "official"), "official"), (("official", "embedded"), None), (("", ""), None)]
+)
+def test_the_assets_of_the_demonstrations_are_remembered(tmp_path, kinds, expected):
+    for number, kind in enumerate(kinds):
+        write_demos(tmp_path / f"{number}.hdf5", "a", demos=2, seed=number, **({"assets": kind} if kind else {}))
+    output = str(tmp_path / "out.safetensors")
+    config = TrainVLAConfig(
+        demos=[str(tmp_path)], output=output, model=TINY, steps=1, batch_size=4, held_out=0.0, progress=False
+    )
+    assert train_vla(config).spec.assets == expected == load_vla(output).spec.assets
 
 
 def test_train_config_is_checked():

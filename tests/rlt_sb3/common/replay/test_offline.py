@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecMonitor
 
 from rlt_gym.data.libero_hdf5 import DemoWriter
 from rlt_gym.rl_token.encode_demos import EncodeDemosConfig, encode_demos
-from rlt_gym.rl_token.encoder import frozen_fingerprint
+from rlt_gym.rl_token.io import frozen_fingerprint
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT, GymnasiumVecEnv
 from rlt_sb3.common.replay.offline import load_transitions, save_transitions

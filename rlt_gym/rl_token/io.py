@@ -1,0 +1,193 @@
+"""
+Files and names of RL-token encoders: what ``env.rl_token``, ``--rl_token`` and :func:`load_rl_token` take.
+
+Other packages add names with :func:`register_encoder`, in a module that their entry-point group ``rlt.encoders`` names.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from rlt_gym.core.files import atomic_write, write_json
+from rlt_gym.core.registry import Entry, Registry
+from rlt_gym.rl_token.base import Encoder, check_encoder
+from rlt_gym.rl_token.decoder import RLTokenDecoder
+from rlt_gym.rl_token.encoder import FORMAT, RLTokenConfig, RLTokenEncoder
+from rlt_gym.vla.base import FrozenVLA
+from rlt_gym.vla.registry import encoder_folders
+
+ENCODERS = Registry("RL token", group="rlt.encoders")
+
+
+def register_encoder(name: str, factory: str | Callable[..., Encoder], description: str = "") -> None:
+    """
+    Let :func:`load_rl_token` know an encoder by name.
+
+    :param name: The name, or a scheme with its colon: ``"hub:"`` answers for every ``"hub:anything"``.
+    :param factory: Called as ``factory(vla=vla)``, for a scheme as ``factory("anything", vla=vla)``, with the VLA or
+        ``None``; returns an :class:`~rlt_gym.rl_token.base.Encoder`. A callable or ``"module:attribute"``.
+    :param description: One line.
+    """
+    ENCODERS.register(name, Entry(factory, description))
+
+
+def load_rl_token(
+    rl_token: str | os.PathLike[str] | Encoder = "auto",
+    vla: FrozenVLA | None = None,
+    device: torch.device | str = "cpu",
+) -> Encoder:
+    """
+    Get a frozen RL-token encoder.
+
+    :param rl_token: ``"auto"`` (the shipped weights that belong to ``vla``), ``"mean"`` (no RL token: the mean of the
+        VLA's picture tokens), another registered name, a ``.safetensors`` path, or an encoder.
+    :param vla: The VLA it shall be used with; its fingerprint is compared.
+    :param device: Where it shall run.
+    :return: The encoder in evaluation mode, without gradients.
+    :raises ValueError: If the name is unknown, or the file missing, damaged, or another VLA's.
+    """
+    found = ENCODERS.find(rl_token) if isinstance(rl_token, str) else None
+    if found is not None:
+        entry, arguments = found
+        encoder = check_encoder(entry.make(*arguments, vla=vla))
+    elif isinstance(rl_token, str) and not Path(rl_token).suffix and not Path(rl_token).exists():
+        raise ValueError(
+            f"Unknown RL token {rl_token!r}: allowed are {', '.join(map(repr, ENCODERS.names()))}, the path of a "
+            ".safetensors file, or an encoder."
+        )
+    elif isinstance(rl_token, str | os.PathLike):
+        encoder = read_rl_token(rl_token, vla)
+    else:
+        encoder = check_encoder(rl_token)
+    if vla is not None:
+        encoder.check_vla(vla)
+    encoder = encoder.to(device)
+    if isinstance(encoder, nn.Module):
+        encoder.eval().requires_grad_(False)
+    return encoder
+
+
+def frozen_fingerprint(vla: FrozenVLA, encoder: Encoder) -> dict[str, str]:
+    """
+    What observations depend on, so that nothing that was learned from them is used with other weights.
+
+    :param vla: The frozen VLA.
+    :param encoder: The RL-token encoder.
+    :return: The hash of each: ``"vla"`` and ``"rl_token"``.
+    """
+    return {"vla": vla.fingerprint(), "rl_token": encoder.fingerprint()}
+
+
+def save_rl_token(
+    path: str | os.PathLike[str],
+    encoder: RLTokenEncoder,
+    decoder: RLTokenDecoder | None = None,
+    provenance: dict[str, Any] | None = None,
+) -> None:
+    """
+    Write encoder (and decoder) as float16 safetensors with architecture and VLA fingerprint, provenance as JSON beside.
+
+    :param path: A name that ends in ``.safetensors``.
+    :param encoder: The encoder.
+    :param decoder: The decoder, if it shall be kept for further training.
+    :param provenance: How it was trained.
+    :raises ValueError: If the name ends otherwise.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(f"RL-token weights must be written to a .safetensors file, not {path}.")
+    state = {f"encoder.{key}": value for key, value in encoder.state_dict().items()}
+    if decoder is not None:
+        state |= {f"decoder.{key}": value for key, value in decoder.state_dict().items()}
+    metadata = {
+        "format": FORMAT,
+        "config": json.dumps(asdict(encoder.config)),
+        "vla_fingerprint": encoder.vla_fingerprint,
+        "vla_name": encoder.vla_name,
+    }
+    with atomic_write(path) as temporary:
+        save_file({k: v.detach().cpu().half().contiguous() for k, v in state.items()}, temporary, metadata=metadata)
+    write_json(path.with_suffix(".json"), {**(provenance or {}), "vla_fingerprint": encoder.vla_fingerprint})
+
+
+def read_rl_token(path: str | os.PathLike[str], vla: FrozenVLA | None = None) -> RLTokenEncoder:
+    """
+    Read a file that :func:`save_rl_token` wrote.
+
+    :param path: The ``.safetensors`` file.
+    :param vla: The VLA it shall be used with.
+    :return: The encoder.
+    :raises ValueError: If the file is missing, damaged, or belongs to another VLA.
+    """
+    path = Path(path)
+    encoder = _read(path)
+    if vla is not None and encoder.vla_fingerprint and encoder.vla_fingerprint != vla.fingerprint():
+        try:
+            encoder.check_vla(vla)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    return encoder
+
+
+def _read(path: Path) -> RLTokenEncoder:
+    advice = "train one with `rlt pretrain-token`, or name another file."
+    if not path.is_file():
+        raise ValueError(f"There are no RL-token weights at {path}; {advice}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            names = [key for key in file.keys() if key.startswith("encoder.")]
+            state = {key.removeprefix("encoder."): file.get_tensor(key).float() for key in names}
+        if metadata.get("format") != FORMAT:
+            raise KeyError(f"format is {metadata.get('format')!r}, not {FORMAT!r}")
+        config = RLTokenConfig(**json.loads(metadata["config"]))
+        encoder = RLTokenEncoder(config, metadata["vla_fingerprint"], metadata["vla_name"])
+        encoder.load_state_dict(state)
+    except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as RL-token weights ({error}); {advice}") from error
+    return encoder
+
+
+def shipped_rl_token(vla: FrozenVLA | None) -> RLTokenEncoder:
+    """
+    The RL token that was shipped for a VLA, from the folders that registered VLAs name.
+
+    :param vla: The VLA.
+    :return: The encoder.
+    :raises ValueError: If there is none for this VLA.
+    """
+    if vla is None:
+        raise ValueError("rl_token='auto' needs a VLA to choose the weights for; give vla= or a .safetensors path.")
+    known = []
+    for path, metadata in _shipped():
+        if metadata.get("vla_fingerprint") == vla.fingerprint():
+            return read_rl_token(path, vla)
+        known.append(f"{path.name} (for {metadata.get('vla_name')!r})")
+    raise ValueError(
+        f"No shipped RL token belongs to the VLA {vla.spec.name!r} with fingerprint {vla.fingerprint()[:12]}...; "
+        f"shipped are: {', '.join(known) or 'none'}. Train one with `rlt pretrain-token` and give its path."
+    )
+
+
+def _shipped() -> Iterator[tuple[Path, dict[str, str]]]:
+    """Files of RL tokens with their metadata."""
+    for path in (path for folder in encoder_folders() for path in sorted(folder.glob("*.safetensors"))):
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+        except (SafetensorError, OSError):
+            continue
+        if metadata.get("format") == FORMAT:
+            yield path, metadata
+
+
+register_encoder("auto", shipped_rl_token, "the shipped RL token that belongs to the VLA")
+register_encoder("mean", "rlt_gym.rl_token.mean:mean_token", "no RL token: the mean of the VLA's picture tokens")

@@ -1,0 +1,110 @@
+"""How much an RL token knows: what its decoder gives back, and where the objects are."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from rlt_gym.data.demo_set import DemoSet
+from rlt_gym.rl_token.decoder import RLTokenDecoder, reconstruction_loss
+from rlt_gym.rl_token.encoder import RLTokenEncoder
+from rlt_gym.rl_token.token_cache import TokenCache
+
+
+def _batches(rows: np.ndarray, size: int = 256) -> Iterator[np.ndarray]:
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
+
+
+def evaluate_token(
+    encoder: RLTokenEncoder, decoder: RLTokenDecoder, cache: TokenCache, train_rows: np.ndarray, held_rows: np.ndarray
+) -> dict[str, float]:
+    """
+    Mean squared errors on held-out rows, in standardised token units. ``z_only`` blanks every earlier token, so that it
+    measures ``z_rl`` alone; ``shuffled`` gives each row another row's ``z_rl``; ``position_mean`` predicts each place's
+    mean over the training rows and is what a token without information reaches.
+
+    :param encoder: The encoder.
+    :param decoder: Its decoder.
+    :param cache: Tokens.
+    :param train_rows: Rows for the baseline's mean.
+    :param held_rows: Rows to evaluate.
+    :return: Named numbers.
+    """
+    device = encoder.e_rl.device
+    with torch.no_grad():
+        sums, counts = torch.zeros(0), torch.zeros(0)
+        for part in _batches(train_rows[:: max(1, len(train_rows) // 4000)]):
+            tokens, mask = cache.batch(part, device)
+            z = encoder.standardize(tokens) * mask[..., None]
+            sums, counts = (z.sum(0), mask.sum(0)) if not len(counts) else (sums + z.sum(0), counts + mask.sum(0))
+        center = sums / counts.clamp_min(1)[:, None]
+        totals: dict[str, float] = {}
+        held_rows = np.random.default_rng(0).permutation(held_rows)[:2048]  # mixed, so that shuffling crosses episodes
+        for part in _batches(held_rows):
+            tokens, mask = cache.batch(part, device)
+            z = encoder.standardize(tokens)
+            z_rl = encoder.encode(z, mask)
+            other = z_rl.roll(1, dims=0)
+            losses = {
+                "L_ro_teacher_forced": decoder(z_rl, z),
+                "L_ro_teacher_forced_shuffled": decoder(other, z),
+                "L_ro_z_only": decoder(z_rl, z, 1.0),
+                "L_ro_z_only_shuffled": decoder(other, z, 1.0),
+                "L_ro_position_mean": center.expand_as(z),
+            }
+            for key, prediction in losses.items():
+                share = float(reconstruction_loss(prediction, z, mask)["mean"]) * len(part) / len(held_rows)
+                totals[key] = totals.get(key, 0.0) + share
+    totals["explained_by_z_only"] = 1 - totals["L_ro_z_only"] / max(totals["L_ro_position_mean"], 1e-12)
+    return totals
+
+
+def probe_objects(
+    encoder: RLTokenEncoder, cache: TokenCache, data: DemoSet, train_rows: np.ndarray, held_rows: np.ndarray
+) -> dict[str, float]:
+    """
+    Held-out R2 of ridge regressions to object positions: does ``z_rl`` know where things are, beyond what the arm's own
+    position gives away?
+
+    :param encoder: The encoder.
+    :param cache: Tokens.
+    :param data: Demonstrations with ``object_positions``.
+    :param train_rows: Rows to fit on.
+    :param held_rows: Rows to evaluate on.
+    :return: ``probe_r2_{proprio,z_rl,z_rl_proprio}``; empty if the files have no object positions.
+    """
+    train_rows, held_rows = train_rows[:: max(1, len(train_rows) // 6000)], held_rows[:: max(1, len(held_rows) // 2000)]
+    targets = data.object_positions.reshape(len(data), -1).astype(np.float64)
+    usable = np.isfinite(targets[train_rows]).all(axis=0) & np.isfinite(targets[held_rows]).all(axis=0)
+    if not usable.any():
+        return {}
+    targets = targets[:, usable]
+    targets = targets[:, targets[train_rows].std(axis=0) > 5e-3]  # 5 mm: leave out what never moves
+    if not targets.shape[1]:
+        return {}
+    features = {}
+    for name, rows in (("train", train_rows), ("held", held_rows)):
+        with torch.no_grad():
+            parts = []
+            for part in _batches(rows):
+                tokens, mask = cache.batch(part, encoder.e_rl.device)
+                parts.append(encoder.encode(encoder.standardize(tokens), mask).cpu().numpy())
+        z_rl, proprio = np.concatenate(parts).astype(np.float64), data.proprio[rows].astype(np.float64)
+        features[name] = {"proprio": proprio, "z_rl": z_rl, "z_rl_proprio": np.concatenate([z_rl, proprio], axis=1)}
+    return {
+        f"probe_r2_{key}": _ridge_r2(
+            features["train"][key], targets[train_rows], features["held"][key], targets[held_rows]
+        )
+        for key in features["train"]
+    }
+
+
+def _ridge_r2(x: np.ndarray, y: np.ndarray, x_held: np.ndarray, y_held: np.ndarray, penalty: float = 1e-2) -> float:
+    """Pooled R2 over the outputs, each in units of its training deviation; inputs standardised."""
+    mean, std = x.mean(axis=0), x.std(axis=0) + 1e-8
+    x, x_held = (x - mean) / std, (x_held - mean) / std
+    center, scale = y.mean(axis=0), y.std(axis=0)
+    weights = np.linalg.solve(x.T @ x + penalty * len(x) * np.eye(x.shape[1]), x.T @ ((y - center) / scale))
+    residual = (y_held - center) / scale - x_held @ weights
+    return float(1 - (residual**2).sum() / (((y_held - y_held.mean(axis=0)) / scale) ** 2).sum())

@@ -1,0 +1,166 @@
+"""
+Names of frozen VLAs: what ``env.vla``, ``--vla`` and :func:`load_vla` take. Nothing here imports PyTorch to list them.
+
+A package that brings a VLA calls :func:`register_vla` in a module and names this module in its entry points::
+
+    [project.entry-points."rlt.vlas"]
+    my_vla = "my_package.rlt_registration"
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from safetensors import SafetensorError, safe_open
+
+from rlt_gym.core.registry import Entry, Registry
+from rlt_gym.vla.base import FrozenVLA, check_vla
+
+if TYPE_CHECKING:
+    import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Modules of this package that register VLAs on import. They are named, not imported: an adapter knows this module.
+MODULES = ("rlt_gym.vla.mini",)
+#: Entry-point group in which other packages name the modules that register theirs.
+GROUP = "rlt.vlas"
+
+VLAS = Registry("VLA", MODULES, GROUP)
+FORMATS = Registry("VLA file format", MODULES, GROUP)
+_ENCODER_FOLDERS: dict[Path, None] = {}
+
+
+@overload
+def register_vla(
+    name: str,
+    factory: str | Callable[..., Any],
+    description: str | Callable[[], str] = "",
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    encoders: str | os.PathLike[str] | None = None,
+) -> None: ...
+
+
+@overload
+def register_vla(
+    name: str,
+    *,
+    description: str | Callable[[], str] = "",
+    kwargs: Mapping[str, Any] | None = None,
+    encoders: str | os.PathLike[str] | None = None,
+) -> Callable[[F], F]: ...
+
+
+def register_vla(
+    name: str,
+    factory: str | Callable[..., Any] | None = None,
+    description: str | Callable[[], str] = "",
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    encoders: str | os.PathLike[str] | None = None,
+) -> Callable[[F], F] | None:
+    """
+    Let :func:`load_vla` know a VLA by name; without ``factory`` this is a decorator of the factory.
+
+    :param name: The name, or a scheme with its colon: ``"hub:"`` answers for every ``"hub:anything"``.
+    :param factory: Called as ``factory(device=device)``, for a scheme as ``factory("anything", device=device)``; gives
+        a FrozenVLA. A callable (the class will do), or ``"module:attribute"``, imported when the VLA is loaded.
+    :param description: One line for ``rlt list``, or a function that returns it.
+    :param kwargs: Further arguments of the factory.
+    :param encoders: Folder with RL tokens that belong to this VLA, for ``rl_token="auto"``.
+    :return: The decorator, or ``None`` if a factory was given.
+    :raises ValueError: If the name is empty or has a colon before its end.
+    """
+
+    def register(factory: Any) -> Any:
+        VLAS.register(name, Entry(factory, description, dict(kwargs or {})))
+        if encoders is not None:
+            _ENCODER_FOLDERS[Path(encoders)] = None
+        return factory
+
+    if factory is None:
+        return register
+    register(factory)
+    return None
+
+
+def register_vla_format(format: str, reader: str | Callable[..., Any]) -> None:
+    """
+    Let :func:`load_vla` know which class reads a kind of ``.safetensors`` file.
+
+    :param format: The entry ``format`` of the file's metadata.
+    :param reader: Called as ``reader(path, device=device)``; returns a FrozenVLA. A callable or ``"module:attribute"``.
+    """
+    FORMATS.register(format, Entry(reader))
+
+
+def list_vlas() -> dict[str, str]:
+    """
+    :return: Every name that :func:`load_vla` knows, with its description; schemes end in a colon.
+    """
+    return VLAS.names()
+
+
+def encoder_folders() -> list[Path]:
+    """
+    :return: Folders with RL tokens that registered VLAs brought along.
+    """
+    VLAS.load_modules()
+    return list(_ENCODER_FOLDERS)
+
+
+def load_vla(vla: str | os.PathLike[str] | FrozenVLA = "mini", device: torch.device | str = "cpu") -> FrozenVLA:
+    """
+    Get a frozen VLA.
+
+    :param vla: A registered name (:func:`list_vlas`), the path of a ``.safetensors`` file, or an object that obeys
+        :class:`~rlt_gym.vla.base.FrozenVLA`.
+    :param device: Where it shall run.
+    :return: The VLA on ``device``. An object that is there already is returned as it is; its ``to`` is not called.
+    :raises ValueError: If the name is unknown, the file missing or damaged, or the object not a FrozenVLA.
+    """
+    if not isinstance(vla, str | os.PathLike):
+        return _on(check_vla(vla), device)
+    name = os.fspath(vla)
+    found = VLAS.find(name) if isinstance(vla, str) else None
+    if found is not None:
+        entry, arguments = found
+        return _on(check_vla(entry.make(*arguments, device=device)), device)
+    path = Path(vla)
+    if path.suffix != ".safetensors":
+        raise ValueError(
+            f"Unknown VLA {name!r}: allowed are {', '.join(map(repr, list_vlas()))}, the path of a .safetensors file, "
+            "or a FrozenVLA."
+        )
+    return _on(check_vla(_reader(path).make(path, device=device)), device)
+
+
+def _reader(path: Path) -> Entry:
+    """What reads the file, by the format in its metadata."""
+    advice = "train one with `rlt train-vla`, or name another file."
+    if not path.is_file():
+        raise ValueError(f"There are no VLA weights at {path}; {advice}")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            format = (file.metadata() or {}).get("format")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as VLA weights ({error}); {advice}") from error
+    found = FORMATS.find(format) if format else None
+    if found is None:
+        known = ", ".join(map(repr, FORMATS.names()))
+        raise ValueError(f"{path} cannot be read as VLA weights (format is {format!r}, known are {known}); {advice}")
+    return found[0]
+
+
+def _on(vla: FrozenVLA, device: torch.device | str) -> FrozenVLA:
+    """The VLA on ``device``. One that is there is left alone: billions of weights are not copied, nor can all move."""
+    import torch
+
+    here, there = torch.device(vla.device), torch.device(device)
+    if here != there and here.type == there.type:  # "cuda" is the current one of cuda:0, cuda:1, ...
+        here, there = (torch.empty(0, device=place).device for place in (here, there))
+    return vla if here == there else vla.to(device)

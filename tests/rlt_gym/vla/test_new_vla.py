@@ -1,0 +1,200 @@
+"""A VLA that this package has never heard of: registered by one line, listed, loaded by name, used."""
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from toy_vla import ToyVLA
+from vla_helpers import tiny_vla
+
+from rlt_gym.rl_token.env import RLTokenVectorEnv
+from rlt_gym.rl_token.io import ENCODERS, load_rl_token, register_encoder
+from rlt_gym.rl_token.mean import MeanToken
+from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
+from rlt_gym.vla import list_vlas, load_vla, register_vla, register_vla_format
+from rlt_gym.vla.registry import FORMATS, VLAS
+
+SHIPPED = ["mini", "mini-slow", "mini-spatial"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_registered():
+    """What a test registers is gone after it."""
+    registries = (VLAS, FORMATS, ENCODERS)
+    for registry in registries:
+        registry.names()
+    before = [dict(registry._entries) for registry in registries]
+    yield
+    for registry, entries in zip(registries, before, strict=True):
+        registry._entries.clear()
+        registry._entries.update(entries)
+
+
+def test_one_line_is_enough(capsys):
+    register_vla("toy", "toy_vla:ToyVLA", "pulls the hand to the origin")
+
+    assert list_vlas() == {**{name: list_vlas()[name] for name in SHIPPED}, "toy": "pulls the hand to the origin"}
+    assert isinstance(load_vla("toy"), ToyVLA)
+    raw = FakeLiberoVectorEnv(2, chunk_length=4, max_episode_steps=10)
+    env = RLTokenVectorEnv(raw, load_vla("toy"), load_rl_token("mean", load_vla("toy")))
+    obs, _ = env.reset(seed=0)
+    assert obs["z_rl"].shape == (2, 8) and obs["vla_ref"].shape == (2, 4, 7)
+    np.testing.assert_allclose(obs["vla_ref"][:, 0, :3], np.clip(-0.5 * obs["proprio"][:, :3], -1, 1))
+    assert env.step(np.zeros((2, 4, 7), np.float32))[0] in env.observation_space
+    by_name = RLTokenVectorEnv(FakeLiberoVectorEnv(2, chunk_length=4), "toy", "mean")
+    assert by_name.metadata["fingerprint"] == env.metadata["fingerprint"]
+
+    from rlt_sb3.cli.main import main
+
+    assert main(["list"]) == 0
+    assert "  toy           pulls the hand to the origin" in capsys.readouterr().out.splitlines()
+    with pytest.raises(ValueError, match=r"Unknown VLA 'tyo': allowed are 'mini', 'mini-slow', 'mini-spatial', 'toy',"):
+        load_vla("tyo")
+
+
+def test_decorator_arguments_and_schemes():
+    register_vla("toy-strong", ToyVLA, kwargs={"gain": 2.0})
+
+    @register_vla("hub:", description="models of a hub")
+    def from_hub(name, device):
+        return ToyVLA(device, gain=float(name))
+
+    assert load_vla("toy-strong").gain == 2.0 and load_vla("hub:3").gain == 3.0 and list_vlas()["hub:"]
+    assert from_hub("1", "cpu").gain == 1.0, "the decorator gives back what it was given"
+    for name in ("", ":", "a:b", "a::"):
+        with pytest.raises(ValueError, match="a scheme that ends in its only colon"):
+            register_vla(name, ToyVLA)
+    register_vla("broken", dict)
+    with pytest.raises(ValueError, match="dict is no FrozenVLA: it lacks spec"):
+        load_vla("broken")
+
+
+def test_the_later_registration_counts_and_warns():
+    with pytest.warns(UserWarning, match="The VLA 'mini' is registered again"):
+        register_vla("mini", ToyVLA)
+    assert isinstance(load_vla("mini"), ToyVLA)
+
+
+def test_another_package_is_imported_when_a_name_is_unknown(tmp_path, monkeypatch):
+    """Its entry point names a module that registers; one that fails costs a warning."""
+    (tmp_path / "theirs.py").write_text(
+        "from rlt_gym.vla import register_vla\nregister_vla('theirs', 'toy_vla:ToyVLA', 'of another package')\n"
+    )
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rlt.vlas]\ntheirs = theirs\nbad = a_package_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(VLAS, "_plugins_loaded", False)
+    load_vla("mini")
+    assert "theirs" not in sys.modules, "nothing is imported for a name that is known"
+    try:
+        with pytest.warns(UserWarning, match=r"entry point bad = 'a_package_that_is_not_there' .*ModuleNotFoundError"):
+            assert isinstance(load_vla("theirs"), ToyVLA)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert list_vlas()["theirs"] == "of another package"
+    finally:
+        sys.modules.pop("theirs", None)
+
+
+def test_a_file_is_read_by_the_class_of_its_format(tmp_path):
+    from safetensors.numpy import save_file
+
+    path = tmp_path / "toy.safetensors"
+    save_file({"gain": np.array([0.25], np.float32)}, path, metadata={"format": "toy/1"})
+    with pytest.raises(ValueError, match=r"cannot be read as VLA .*format is 'toy/1', known are 'rlt_gym.mini_vla/1'"):
+        load_vla(path)
+
+    def read(path, device):
+        from safetensors.numpy import load_file
+
+        return ToyVLA(device, gain=float(load_file(path)["gain"][0]))
+
+    register_vla_format("toy/1", read)
+    assert load_vla(path).gain == load_vla(str(path)).gain == 0.25
+    save_file({}, path)
+    with pytest.raises(ValueError, match="format is None"):
+        load_vla(path)
+
+
+def test_a_vla_that_is_on_the_device_is_not_moved():
+    """Billions of weights shall not visit the CPU, and a remote or quantised VLA cannot move at all."""
+
+    class Stays(FakeVLA):
+        def to(self, device):
+            raise AssertionError(f"moved to {device}")
+
+    vla = Stays()
+    vla.device = torch.device("meta")
+    assert load_vla(vla, "meta") is vla
+    with pytest.raises(AssertionError, match="moved to cpu"):
+        load_vla(vla)
+    env = RLTokenVectorEnv(FakeLiberoVectorEnv(1, chunk_length=4), vla, MeanToken(12), device="meta")
+    assert env.vla is vla
+    vla.device = torch.device("cpu")
+    assert load_vla(vla, torch.device("cpu")) is load_vla(vla) is vla
+
+
+def test_the_specification_says_what_it_was_trained_on():
+    assert load_vla("mini").spec.assets == load_vla("mini-slow").spec.assets == tiny_vla().spec.assets == "embedded"
+    assert ToyVLA().spec.assets == "official" and FakeVLA().spec.assets is None
+
+
+def test_an_encoder_of_ones_own():
+    class First:
+        """No module, no weights: the first token."""
+
+        z_dim = 8
+
+        def __call__(self, output):
+            return output.tokens[:, 0]
+
+        def to(self, device):
+            return self
+
+        def fingerprint(self):
+            return "first"
+
+        def check_vla(self, vla):
+            if vla.spec.token_dim != 8:
+                raise ValueError("other width")
+
+    register_encoder("first", lambda vla: First())
+    vla = ToyVLA()
+    for encoder in (load_rl_token("first", vla), load_rl_token(First(), vla)):
+        env = RLTokenVectorEnv(FakeLiberoVectorEnv(1, chunk_length=4), vla, encoder)
+        obs, _ = env.reset(seed=0)
+        np.testing.assert_array_equal(obs["z_rl"], obs["proprio"])
+    with pytest.raises(ValueError, match="other width"):
+        load_rl_token("first", FakeVLA())
+    with pytest.raises(ValueError, match="Unknown RL token 'frist': allowed are 'auto', 'mean', 'first', the path"):
+        load_rl_token("frist", vla)
+    with pytest.raises(ValueError, match=r"rl_token is a ToyVLA; .* it lacks z_dim, check_vla, __call__"):
+        load_rl_token(vla, vla)
+
+
+def test_names_are_listed_without_torch():
+    code = "import sys; from rlt_sb3.cli.catalog import vlas; print(list(vlas()), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{SHIPPED} False"
+
+
+def test_auto_finds_the_tokens_of_a_registered_vla(tmp_path):
+    from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
+    from rlt_gym.rl_token.io import save_rl_token
+    from rlt_gym.vla.registry import _ENCODER_FOLDERS
+
+    vla = ToyVLA()
+    token = RLTokenEncoder(RLTokenConfig(8, max_tokens=2, width=4, heads=1), vla.fingerprint(), "toy")
+    save_rl_token(tmp_path / "token.safetensors", token)
+    with pytest.raises(ValueError, match="No shipped RL token belongs to the VLA 'toy'"):
+        load_rl_token("auto", vla)
+    try:
+        register_vla("toy", ToyVLA, encoders=tmp_path)
+        assert load_rl_token("auto", vla).fingerprint() == token.fingerprint()
+    finally:
+        del _ENCODER_FOLDERS[tmp_path]
