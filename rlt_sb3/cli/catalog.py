@@ -1,4 +1,4 @@
-"""What ``rlt list`` tells of the environments: shipped VLAs, suites, tasks."""
+"""The lists of ``rlt list`` that come from ``rlt_gym``: shipped VLAs, suites, tasks."""
 
 from __future__ import annotations
 
