@@ -297,6 +297,18 @@ def test_damaged_checkpoint_names_the_older_one(tmp_path, capsys):
         resume(newest.path)
 
 
+def test_checkpoint_of_another_version_is_refused_in_one_line(tmp_path, capsys):
+    """Format 1 had the state of the callbacks in another shape."""
+    run = train(quick(tmp_path, total_chunks=40)).run
+    manifest = find_checkpoint(run)[1].path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 1'))
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"rlt train: Checkpoint {manifest.parent} cannot be read: ") and error.count("\n") == 1
+    assert "it has format 1, this version reads 2" in error
+
+
 def test_full_disk_is_an_error_and_the_older_checkpoint_survives(tmp_path, monkeypatch):
     """The operating system itself refuses to write more (file size limit)."""
     from rlt_sb3.experiment import session as learn
