@@ -1,6 +1,8 @@
 """An algorithm of somebody else takes one registration: a run trains, evaluates, reports and resumes it."""
 
 import json
+import subprocess
+import sys
 from importlib.metadata import EntryPoint
 
 import numpy as np
@@ -96,6 +98,15 @@ def test_a_resumed_run_keeps_its_settings(tmp_path, monkeypatch):
     run = train(config_of("a2c", tmp_path, total_chunks=40)).run
     with pytest.raises(ValueError, match=r"must keep a2c: the run has \{'n_steps': 5"):
         resume(run, algorithms=load_config(run / "config.yaml").algorithms | {"a2c": {"n_steps": 6}})
+
+
+def test_registry_and_settings_import_no_algorithm():
+    code = (
+        "import sys; from rlt_sb3.experiment.config import TrainConfig; TrainConfig().check();"
+        "print({'torch', 'stable_baselines3', 'sb3_contrib'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 def test_registration_refuses_what_cannot_work(monkeypatch):
