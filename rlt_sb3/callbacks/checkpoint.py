@@ -73,7 +73,7 @@ class RunCheckpointCallback(StatefulCallback):
         """Start the training episodes that belong to the present number of restarts, as a resumed run does."""
         model: Any = self.model
         model._last_obs = self.restart(self.restarts)
-        model._last_episode_starts = np.ones(model.n_envs, dtype=bool)  # on-policy algorithms read it
+        model._last_episode_starts = np.ones(model.n_envs, dtype=bool)  # on-policy algorithms store it
 
     def state_dict(self) -> dict[str, Any]:
         """

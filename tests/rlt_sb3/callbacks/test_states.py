@@ -105,6 +105,16 @@ def test_budget_goes_on_where_it_was(tmp_path):
     assert run.callbacks["budget"].minutes > 2.0
 
 
+def test_new_episodes_are_told_to_the_model(tmp_path):
+    """On-policy algorithms keep first observations and marks of episodes' starts between two rollouts."""
+    run = Run(tmp_path, 100)
+    run.learn(10)
+    run.model._last_episode_starts = np.zeros(2, dtype=bool)
+    run.callbacks["checkpoints"].begin_episodes()
+    assert run.model._last_episode_starts.all() and not run.model._last_obs["proprio"].any()
+    assert run.callbacks["checkpoints"].restarts == 1
+
+
 def test_points_are_plain_data():
     point = SelectionPoint(20, 40, 0.5, outcome(2))
     assert SelectionPoint.from_dict(json.loads(json.dumps(point.to_dict()))) == point
