@@ -36,7 +36,8 @@ class Algorithm:
     :param starts_at_vla: the untrained policy is meant to play the VLA's chunk
     :param learns_from_hooks: it stores what was executed where ``intervention`` or ``critical_phase`` replaced the
         policy's chunk; otherwise a run with these hooks is refused
-    :param check: raises ``ValueError`` for settings that its class would accept but that cannot work
+    :param check: raises ``ValueError`` for settings (classes looked up) that its class would accept but that cannot
+        work
     :param color: of its result in the report, a name of Matplotlib's
     """
 

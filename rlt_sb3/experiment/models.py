@@ -32,9 +32,10 @@ def resolve_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(settings) - set(known))
     if unknown:
         raise ValueError(f"{algorithm.label} has no setting {', '.join(unknown)}; there is {', '.join(known)}.")
+    settings = resolve_classes(settings, name)
     if algorithm.check is not None:
         algorithm.check(settings)
-    return resolve_schedules(resolve_classes(settings, name), name)
+    return resolve_schedules(settings, name)
 
 
 def make_vec_env(name: str, env: Any) -> VecEnv:
