@@ -53,11 +53,12 @@ def train_shortened(config, out):
     config.progress = False
     config.total_chunks = 40
     config.evaluation.n_states = config.evaluation.selection_states = 4
-    config.rlt |= {"learning_starts": 20, "critic_warmup_updates": 5, "batch_size": 16}
-    config.tqc |= {"learning_starts": 20, "batch_size": 16}
+    config.settings.update({"learning_starts": 20, "batch_size": 16})
+    if config.algorithm == "rlt":
+        config.settings["critic_warmup_updates"] = 5
     import toy_env  # noqa: F401
 
-    assert train(config).rlt.n == 4
+    assert train(config).best.n == 4
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
@@ -92,8 +93,10 @@ def test_tasks_share_the_recipe_of_the_demo(path):
 
     def recipe(config):
         """The pull's schedule in chunks, which do not depend on how long a task practises."""
-        pull = config.rlt["bc_coef"]
-        return config.rlt | {"bc_coef": pull | {"end_fraction": round(pull["end_fraction"] * config.total_chunks, -1)}}
+        pull = config.settings["bc_coef"]
+        return config.settings | {
+            "bc_coef": pull | {"end_fraction": round(pull["end_fraction"] * config.total_chunks, -1)}
+        }
 
     assert recipe(task) == recipe(demo) and recipe(demo)["bc_coef"]["end_fraction"] == 3000
     assert task.total_chunks >= demo.total_chunks

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
-from stable_baselines3.common.callbacks import BaseCallback
+import numpy as np
+
+from rlt_sb3.callbacks.base import StatefulCallback
 
 
-class BudgetCallback(BaseCallback):
-    """Counts control steps and ends training when a budget is used up.
+class BudgetCallback(StatefulCallback):
+    """
+    Counts control steps and episodes, and ends training when a budget is used up.
 
     :param total_chunks: budget in transitions
     :param total_control_steps: budget in control steps
@@ -30,6 +34,7 @@ class BudgetCallback(BaseCallback):
         self.max_minutes = max_minutes
         self.on_progress = on_progress
         self.control_steps = 0
+        self.episodes = 0
         #: minutes of earlier parts of a resumed run
         self.minutes_before = 0.0
         self._start = time.monotonic()
@@ -61,4 +66,22 @@ class BudgetCallback(BaseCallback):
             self.on_progress(self.used)
         # Stable-Baselines3 itself stops at total_chunks, after the updates for the last ones. Stopping here would leave
         # them out, and a run of 200 chunks would differ from one of 100 that is resumed.
-        return self.used < 1.0 or self.num_timesteps >= self.total_chunks
+        go_on = self.used < 1.0 or self.num_timesteps >= self.total_chunks
+        if go_on:  # as Stable-Baselines3 counts: not those that end with the step that ends training
+            self.episodes += int(np.sum(self.locals["dones"]))
+        return go_on
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        :return: control steps, episodes and minutes of training so far
+        """
+        # before the first step no minutes have been used: they begin with training
+        minutes = self.minutes if self.control_steps else 0.0
+        return {"control_steps": self.control_steps, "episodes": self.episodes, "minutes": minutes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        :param state: from :meth:`state_dict`
+        """
+        self.control_steps, self.episodes = state["control_steps"], state["episodes"]
+        self.minutes_before = state["minutes"]

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stable_baselines3.common.callbacks import BaseCallback
+import numpy as np
+
+from rlt_sb3.callbacks.base import StatefulCallback
+from rlt_sb3.callbacks.selection import SelectionCallback
 
 
-class SafePointCallback(BaseCallback):
+class RunCheckpointCallback(StatefulCallback):
     """
     Everything that may only happen between two rollouts: selection evaluations, checkpoints, stopping after Ctrl-C.
 
-    At the start of a rollout every transition has been stored and every update done. Evaluation uses the simulators of
-    training (unless it has its own), and a checkpoint cannot hold the state of a simulator, so after either of them new
-    training episodes begin: the run that goes on and the run that is resumed from the checkpoint do the same.
+    At the start of a rollout every transition has been stored and every update done. An evaluation uses the simulators
+    of training (unless it has its own), and a checkpoint cannot hold the state of a simulator, so after either of them
+    new training episodes begin: the run that goes on and the run that is resumed from the checkpoint do the same.
+    Unlike Stable-Baselines3's ``CheckpointCallback`` this one leaves to ``save`` what a checkpoint holds.
 
     :param selection: asked whether an evaluation is due
     :param restart: starts new training episodes and returns their first observations; its argument counts the restarts
@@ -25,7 +29,7 @@ class SafePointCallback(BaseCallback):
 
     def __init__(
         self,
-        selection: Any,
+        selection: SelectionCallback,
         restart: Callable[[int], Any],
         save: Callable[..., Any],
         save_every: int | None = None,
@@ -40,16 +44,13 @@ class SafePointCallback(BaseCallback):
         self.restarts = 0
         self.saved = 0  # chunks at the last checkpoint
 
-    def _on_step(self) -> bool:
-        return True
-
     def _on_rollout_start(self) -> None:
         try:
             self.check_interrupt()
             due = self.selection.due
             if due:
                 self.selection.run()
-            if self._save_due or (due and not self.selection.apart):
+            if self._save_due or (due and not self.selection.separate_eval_envs):
                 self.begin_episodes()
                 self.checkpoint()
             elif due:
@@ -66,7 +67,25 @@ class SafePointCallback(BaseCallback):
     def begin_episodes(self) -> None:
         """Start new training episodes, which no return crosses."""
         self.restarts += 1
-        self.model._last_obs = self.restart(self.restarts)
+        self.restart_episodes()
+
+    def restart_episodes(self) -> None:
+        """Start the training episodes that belong to the present number of restarts, as a resumed run does."""
+        model: Any = self.model
+        model._last_obs = self.restart(self.restarts)
+        model._last_episode_starts = np.ones(model.n_envs, dtype=bool)  # on-policy algorithms store it
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        :return: how often new episodes were begun, and the chunks at the last checkpoint
+        """
+        return {"restarts": self.restarts, "saved": self.saved}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        :param state: from :meth:`state_dict`
+        """
+        self.restarts, self.saved = state["restarts"], state["saved"]
 
     def checkpoint(self) -> None:
         """Write a checkpoint."""

@@ -6,8 +6,8 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.callbacks import BaseCallback
 
+from rlt_sb3.callbacks.base import StatefulCallback
 from rlt_sb3.common.chunks import executed_chunks
 
 #: Control steps per second of LIBERO.
@@ -21,10 +21,10 @@ def throughput(successes: int, control_steps: int) -> float:
     return successes * 600.0 * CONTROL_FREQUENCY / control_steps if control_steps else 0.0
 
 
-class MetricsCallback(BaseCallback):
+class MetricsCallback(StatefulCallback):
     """
-    Success, throughput, distance to the VLA, age of the replay buffer and restarts of workers; see the table of keys in
-    the documentation.
+    Success, throughput, distance to the VLA, restarts of workers, and the age of the replay buffer where there is one;
+    see the table of keys in the documentation.
 
     :param window: episodes over which success and throughput are averaged
     """
@@ -62,7 +62,8 @@ class MetricsCallback(BaseCallback):
             for task, outcomes in sorted(self.tasks.items()):
                 self.logger.record(f"rollout/success_rate_task_{task}", float(np.mean(outcomes)))
         self._record_distance(infos)
-        self._record_age()
+        if getattr(self.model, "replay_buffer", None) is not None:
+            self._record_age()
         return True
 
     def _record_distance(self, infos: list[dict[str, Any]]) -> None:
@@ -71,7 +72,8 @@ class MetricsCallback(BaseCallback):
         if not isinstance(last, dict) or "vla_ref" not in last:
             return
         reference = np.clip(last["vla_ref"], -1.0, 1.0)
-        chosen = np.reshape(self.locals["actions"], reference.shape)
+        # on-policy algorithms of Stable-Baselines3 store what they sampled and play it clipped
+        chosen = np.reshape(self.locals.get("clipped_actions", self.locals["actions"]), reference.shape)
         critical = np.array([info.get("critical_chunk", True) for info in infos], dtype=bool)
         played = np.where(critical[:, None, None], chosen, reference)  # before the critical phase it is the VLA's
         squared = (executed_chunks(played, infos) - reference) ** 2
@@ -112,8 +114,10 @@ class MetricsCallback(BaseCallback):
         rows, chunks, updates = stamp
         self._sums += sign * np.array([rows, rows * chunks, rows * updates])
 
-    def state(self) -> dict[str, Any]:
-        """Plain data from which :meth:`set_state` goes on."""
+    def state_dict(self) -> dict[str, Any]:
+        """
+        :return: the last episodes, restarts of workers, and when the buffer's rows were stored
+        """
         return {
             "episodes": [[success, steps] for success, steps in self.episodes],
             "tasks": {str(task): list(outcomes) for task, outcomes in self.tasks.items()},
@@ -123,11 +127,16 @@ class MetricsCallback(BaseCallback):
             "last_updates": self._last_updates,
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state`."""
-        self.episodes.extend((bool(success), int(steps)) for success, steps in state["episodes"])
-        self.tasks = {int(task): deque(seen, maxlen=self.window) for task, seen in state.get("tasks", {}).items()}
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        :param state: from :meth:`state_dict`
+        """
+        episodes = ((bool(success), int(steps)) for success, steps in state["episodes"])
+        self.episodes = deque(episodes, maxlen=self.window)
+        self.tasks = {int(task): deque(seen, maxlen=self.window) for task, seen in state["tasks"].items()}
         self.restarts = state["restarts"]
+        self.stamps.clear()
+        self._sums[:] = 0
         for rows, chunks, updates in state["stamps"]:
             self._stamp((rows, chunks, updates), 1)
         self._stored, self._last_updates = state["stored"], state["last_updates"]

@@ -1,4 +1,4 @@
-"""Callbacks of a run: stop at the budget, choose the best model on the selection states, act at safe points."""
+"""Chooses the best model: the policy plays the selection states every so often."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
+from rlt_sb3.callbacks.base import StatefulCallback
 from rlt_sb3.callbacks.budget import BudgetCallback
 from rlt_sb3.callbacks.metrics import throughput
 from rlt_sb3.common.files import replacing
@@ -35,10 +35,27 @@ class SelectionPoint:
     minutes: float
     evaluation: Evaluation
 
+    def to_dict(self) -> dict[str, Any]:
+        """
+        :return: plain data for JSON
+        """
+        return {**vars(self), "evaluation": self.evaluation.to_dict()}
 
-class SelectionCallback(BaseCallback):
-    """Evaluates the deterministic policy on the selection states and keeps the best model; driven by
-    :class:`SafePointCallback`.
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> SelectionPoint:
+        """
+        :param data: from :meth:`to_dict`
+        """
+        return cls(**(data | {"evaluation": Evaluation.from_dict(data["evaluation"])}))
+
+
+class SelectionCallback(StatefulCallback):
+    """
+    Evaluates the deterministic policy on the selection states and keeps the best model.
+
+    It does nothing by itself, because evaluations may use the simulators of training:
+    :class:`~rlt_sb3.callbacks.checkpoint.RunCheckpointCallback` calls :meth:`run` between two rollouts when
+    :attr:`due`. Its state holds the evaluations; the best model itself is the file ``best_path``.
 
     A model with trials (RLT's ``trial_share``) that still hands out the VLA's own chunks need not play them again. The
     actor that practises plays instead, and is handed out if it beats the VLA beyond chance here: the lower end of
@@ -47,12 +64,12 @@ class SelectionCallback(BaseCallback):
     :param evaluate: ``model -> Evaluation`` on the selection states
     :param every: chunks between two evaluations
     :param baseline: the frozen VLA on the same states
-    :param budget: the run's :class:`BudgetCallback`
+    :param budget: tells control steps and minutes of training
     :param best_path: where the best model is saved
     :param on_point: called after each evaluation
     :param guard: "warn" leaves a policy below the VLA alone (``on_point`` tells), "restore" puts the best networks back
-    :param apart: evaluations have simulators of their own: training goes on after them as if they had not been, what it
-        averages for the log included
+    :param separate_eval_envs: evaluations use other simulators than training, so they leave training and its running
+        averages for the log unchanged
     """
 
     def __init__(
@@ -64,7 +81,7 @@ class SelectionCallback(BaseCallback):
         best_path: Path,
         on_point: Callable[[SelectionPoint], None] | None = None,
         guard: str = "warn",
-        apart: bool = False,
+        separate_eval_envs: bool = False,
     ):
         super().__init__()
         self.evaluate = evaluate
@@ -74,13 +91,10 @@ class SelectionCallback(BaseCallback):
         self.best_path = best_path
         self.on_point = on_point
         self.guard = guard
-        self.apart = apart
+        self.separate_eval_envs = separate_eval_envs
         self.points: list[SelectionPoint] = []
         self.best: Evaluation | None = None
         self.best_chunks = 0
-
-    def _on_step(self) -> bool:
-        return True
 
     @property
     def last(self) -> int:
@@ -101,7 +115,7 @@ class SelectionCallback(BaseCallback):
 
     def run(self) -> SelectionPoint:
         """Evaluate now and keep the model if it is the best so far."""
-        with set_aside(self.logger) if self.apart else nullcontext():
+        with set_aside(self.logger) if self.separate_eval_envs else nullcontext():
             result = self._play()
             point = SelectionPoint(self.model.num_timesteps, self.budget.control_steps, self.budget.minutes, result)
             self.points.append(point)
@@ -176,6 +190,24 @@ class SelectionCallback(BaseCallback):
     def below_vla(self, result: Evaluation) -> bool:
         """Whether the success rate fell below the frozen VLA's interval on the same states."""
         return result.rate < self.baseline.interval[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        :return: all evaluations so far, the best one, and when it was
+        """
+        return {
+            "points": [point.to_dict() for point in self.points],
+            "best": None if self.best is None else self.best.to_dict(),
+            "best_chunks": self.best_chunks,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        :param state: from :meth:`state_dict`
+        """
+        self.points = [SelectionPoint.from_dict(point) for point in state["points"]]
+        self.best = None if state["best"] is None else Evaluation.from_dict(state["best"])
+        self.best_chunks = state["best_chunks"]
 
 
 @contextmanager

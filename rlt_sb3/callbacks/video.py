@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from stable_baselines3.common.callbacks import BaseCallback
 
+from rlt_sb3.callbacks.base import StatefulCallback
 from rlt_sb3.common.films import write_video
 
 
-class VideoCallback(BaseCallback):
+class VideoCallback(StatefulCallback):
     """
     Films every n-th training episode: one picture before each chunk and one of the end, in
     ``videos/train-<episode>-<success|failure>.mp4``.
 
     Pictures are rendered only while a film is being taken. An episode that is cut off from outside (evaluation,
-    checkpoint, end of training) gives no film.
+    checkpoint, end of training) gives no film. Its state is the number of episodes begun.
 
     :param folder: where films go
     :param every: films the episodes 0, every, 2 * every, ...
@@ -71,3 +72,16 @@ class VideoCallback(BaseCallback):
         self._begin(np.asarray(dones, dtype=bool))
         self._shoot()
         return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        :return: how many training episodes have begun
+        """
+        return {"episodes": self.episodes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        :param state: from :meth:`state_dict`
+        """
+        self.restart()
+        self.episodes = state["episodes"]

@@ -1,4 +1,4 @@
-"""What ``rlt list`` tells of the environments: VLAs, suites, tasks."""
+"""The lists of ``rlt list`` that come from ``rlt_gym``: VLAs, suites, tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The ``rlt`` command. A subcommand is a dataclass of settings and a function; only the one in use gets imported."""
+"""
+The ``rlt`` command. A subcommand is a dataclass of settings and a function, in :mod:`rlt_gym` or :mod:`rlt_sb3`: the
+command line may import both packages. It names them as texts, and imports only those of the subcommand in use.
+"""
 
 from __future__ import annotations
 
@@ -167,12 +170,27 @@ def parse(command: str, args: Sequence[str]) -> Any:
     config_class = _load(COMMANDS[command][0])
     parser = ArgumentParser(prog=f"rlt {command}", description=COMMANDS[command][2], allow_abbrev=False)
     parser.add_argument("--config", action="config", help="YAML file with settings; later arguments override it")
-    parser.add_class_arguments(config_class, as_group=False, as_positional=True)
     tidy = normalise(config_class, args)
     if command == "train":
+        parser.add_class_arguments(config_class, as_group=False, skip={"algorithms"})
+        for name, text in _sections().items():
+            parser.add_argument(f"--{name}", type=dict[str, Any], default={}, help=text)
         tidy = _with_config_of_resumed(tidy)
-    settings = parser.instantiate(parser.parse_args(tidy))
-    return config_class(**{key: value for key, value in vars(settings).items() if key != "config"})
+    else:
+        parser.add_class_arguments(config_class, as_group=False, as_positional=True)
+    settings = vars(parser.instantiate(parser.parse_args(tidy)))
+    del settings["config"]
+    return config_class.from_dict(settings) if command == "train" else config_class(**settings)
+
+
+def _sections() -> dict[str, str]:
+    """:return: section of a run's configuration -> help; one for each registered algorithm"""
+    from rlt_sb3.experiment.algorithms import algorithm_names
+
+    return {
+        name: f"keyword arguments of the algorithm {name!r}, used with --algorithm {name}; one of them is --{name}.KEY"
+        for name in algorithm_names()
+    }
 
 
 def list_names(config: ListConfig) -> None:

@@ -1,56 +1,112 @@
-"""The algorithms that a run can use: RLT, and as a baseline what the method is not, plain continuous control."""
+"""The algorithms that a run can use. Adding one takes a line with :func:`register_algorithm`, or an entry point.
+
+Imports neither torch nor Stable-Baselines3: an algorithm's class is imported when a model is made.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import signature
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
 
-import numpy as np
+#: Entry points of other packages: ``name = "module:attribute"`` of an :class:`Algorithm`.
+GROUP = "rlt.algorithms"
+#: Settings of an algorithm's class that a run passes itself.
+RESERVED = ("seed", "policy", "env", "tensorboard_log", "_init_setup_model")
 
-from rlt_sb3.experiment.imports import resolve_classes
-from rlt_sb3.experiment.schedules import resolve_schedules
 
-if TYPE_CHECKING:
-    from stable_baselines3.common.vec_env import VecEnv
-
-    from rlt_sb3.evaluation.evaluate import Predictor
-
-#: Settings that a run passes itself.
-RESERVED = ("seed", "policy", "env", "tensorboard_log", "_init_setup_model", "self")
+def _on_cpu(n_envs: int, length: int) -> dict[str, Any]:
+    return {"device": "cpu"}
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """
-    One choice of ``algorithm``.
+    One choice of ``algorithm``. Everything that a run, its report and the command line must know of it.
+
+    Whether there is a replay buffer is not asked here: a checkpoint holds ``model.replay_buffer`` where the model has
+    one.
 
     :param label: its name in tables
-    :param load_class: imports the class (of Stable-Baselines3's kind)
-    :param defaults: settings for a number of environments and a chunk length, overridden by the run's
+    :param class_path: "module:Class"; the class has the interface of Stable-Baselines3's algorithms
+    :param defaults: (number of environments, control steps per chunk) -> settings that the run's override
     :param flat: it needs vectors as actions: chunks (C, d) are flattened to (C * d,)
     :param starts_at_vla: the untrained policy is meant to play the VLA's chunk
+    :param learns_from_hooks: it stores what was executed where ``intervention`` or ``critical_phase`` replaced the
+        policy's chunk; otherwise a run with these hooks is refused
+    :param check: raises ``ValueError`` for settings (classes looked up) that its class would accept but that cannot
+        work
+    :param color: of its result in the report, a name of Matplotlib's
     """
 
     label: str
-    load_class: Callable[[], type]
-    defaults: Callable[[int, int], dict[str, Any]]
-    flat: bool
-    starts_at_vla: bool
+    class_path: str
+    defaults: Callable[[int, int], dict[str, Any]] = _on_cpu
+    flat: bool = True
+    starts_at_vla: bool = False
+    learns_from_hooks: bool = False
+    check: Callable[[dict[str, Any]], None] | None = None
+    color: str = "tab:brown"
+
+    def load_class(self) -> Any:
+        """
+        :return: the class
+        """
+        module, _, name = self.class_path.partition(":")
+        return getattr(import_module(module), name)
 
 
-def _rlt() -> type:
-    from rlt_sb3 import RLT
-
-    return RLT
+_registered: dict[str, Algorithm] = {}
 
 
-def _tqc() -> type:
-    from sb3_contrib import TQC
+def register_algorithm(name: str, algorithm: Algorithm) -> None:
+    """
+    Make an algorithm known to runs: as a choice of ``algorithm``, and as a section of configurations.
 
-    return TQC
+    :param name: what ``algorithm`` and the section are called
+    :param algorithm: what it is
+    :raises ValueError: if the name is taken, or cannot be a section
+    """
+    if not name.isidentifier():
+        raise ValueError(f"The name of an algorithm must be an identifier such as 'td3', got {name!r}.")
+    if name in _registered:
+        raise ValueError(f"There is an algorithm {name!r} already, {_registered[name].class_path}; take another name.")
+    _registered[name] = algorithm
+
+
+def algorithm_names() -> list[str]:
+    """
+    :return: choices of ``algorithm``: registered ones, then those of entry points, which are not loaded for this
+    """
+    return list(dict.fromkeys([*_registered, *sorted(point.name for point in entry_points(group=GROUP))]))
+
+
+def get_algorithm(name: str) -> Algorithm:
+    """
+    :param name: one of :func:`algorithm_names`
+    :raises ValueError: for another name; lists the choices
+    """
+    if name not in _registered:
+        points = list(entry_points(group=GROUP, name=name))
+        if not points:
+            raise ValueError(f"Unknown algorithm {name!r}; choose one of {', '.join(algorithm_names())}.")
+        found = points[0].load()
+        if not isinstance(found, Algorithm):
+            raise ValueError(
+                f"The entry point {name} = {points[0].value!r} of the group {GROUP!r} must be an Algorithm, it is a "
+                f"{type(found).__name__}."
+            )
+        register_algorithm(name, found)
+    return _registered[name]
+
+
+def labels() -> dict[str, str]:
+    """
+    :return: algorithm -> its name in tables
+    """
+    return {name: get_algorithm(name).label for name in algorithm_names()}
 
 
 def _tqc_defaults(n_envs: int, length: int) -> dict[str, Any]:
@@ -68,133 +124,15 @@ def _tqc_defaults(n_envs: int, length: int) -> dict[str, Any]:
     }
 
 
-#: name -> algorithm
-ALGORITHMS = {
-    "rlt": Algorithm("RLT", _rlt, lambda n_envs, length: {"device": "cpu"}, flat=False, starts_at_vla=True),
-    "tqc": Algorithm("TQC", _tqc, _tqc_defaults, flat=True, starts_at_vla=False),
-}
-
-
-def labels() -> dict[str, str]:
-    """
-    :return: algorithm -> its name in tables
-    """
-    return {name: algorithm.label for name, algorithm in ALGORITHMS.items()}
-
-
-def get_algorithm(name: str) -> Algorithm:
-    """
-    :param name: a key of :data:`ALGORITHMS`
-    :raises ValueError: for another name; lists the choices
-    """
-    if name not in ALGORITHMS:
-        raise ValueError(f"Unknown algorithm {name!r}; choose one of {', '.join(ALGORITHMS)}.")
-    return ALGORITHMS[name]
-
-
-def check_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """
-    Refuse unknown settings of an algorithm before a simulator starts.
-
-    :param name: the algorithm
-    :param settings: its keyword arguments; classes as "module:Class", schedules as ``{start: 20, end: 5}``
-    :return: the keyword arguments with classes looked up and schedules made
-    :raises ValueError: names what there is
-    """
-    algorithm = get_algorithm(name)
-    known = [key for key in signature(algorithm.load_class().__init__).parameters if key not in RESERVED]  # type: ignore[misc]
-    unknown = sorted(set(settings) - set(known))
-    if unknown:
-        raise ValueError(f"{algorithm.label} has no setting {', '.join(unknown)}; there is {', '.join(known)}.")
-    if name == "tqc" and settings.get("n_steps", 1) != 1:
+def _check_tqc(settings: dict[str, Any]) -> None:
+    if settings.get("n_steps", 1) != 1:
         raise ValueError(
             f"tqc.n_steps must be 1, got {settings['n_steps']!r}: Stable-Baselines3 has no returns over several "
             "transitions with observations in a dict."
         )
-    return resolve_schedules(resolve_classes(settings, name), name)
 
 
-def make_vec_env(name: str, env: Any) -> VecEnv:
-    """
-    A run's environment in the form that an algorithm of Stable-Baselines3 takes.
-
-    :param name: the algorithm
-    :param env: Gymnasium vector environment
-    """
-    from rlt_sb3.common.vec_env import GymnasiumVecEnv, WholeEpisodeMonitor
-
-    venv: VecEnv = GymnasiumVecEnv(env)
-    if get_algorithm(name).flat:
-        from rlt_sb3.common.flat_actions import FlatActions
-
-        venv = FlatActions(venv)
-    return WholeEpisodeMonitor(venv)
-
-
-def make_model(name: str, venv: VecEnv, settings: dict[str, Any], seed: int) -> Any:
-    """
-    :param name: the algorithm
-    :param venv: from :func:`make_vec_env`
-    :param settings: keyword arguments of the algorithm
-    :param seed: seed of the algorithm
-    :return: an untrained model
-    """
-    algorithm = get_algorithm(name)
-    assert venv.action_space.shape is not None
-    length = venv.observation_space["vla_ref"].shape[0]  # type: ignore[index]
-    kwargs = algorithm.defaults(venv.num_envs, length) | check_settings(name, settings)
-    return algorithm.load_class()("MultiInputPolicy", venv, seed=seed, **kwargs)
-
-
-def load_model(name: str, path: Path, **kwargs: Any) -> Any:
-    """
-    :param name: the algorithm that was used
-    :param path: a saved model
-    :param kwargs: of the class's ``load``
-    :raises ValueError: if the file is no model, or one of another algorithm or architecture
-    """
-    algorithm = get_algorithm(name)
-    try:
-        return algorithm.load_class().load(path, **kwargs)  # type: ignore[attr-defined]
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path} cannot be loaded as a model of {algorithm.label} ({error}). Give a file that this algorithm and "
-            "version saved."
-        ) from error
-
-
-def check_fits(model: Predictor, env: Any, path: Path) -> None:
-    """
-    :param model: of :func:`as_predictor`
-    :param env: Gymnasium vector environment that it is to play
-    :param path: its file, for the message
-    :raises ValueError: if it was trained on observations of other shapes (another VLA, RL token or chunk length)
-    """
-    space = (model.model if isinstance(model, _Chunks) else model).observation_space  # type: ignore[attr-defined]
-    theirs, ours = ({key: box.shape for key, box in s.items()} for s in (space, env.single_observation_space))
-    if theirs != ours:
-        raise ValueError(
-            f"{path} was trained on observations of the shapes {theirs}, the environment has {ours}: chunk length, VLA "
-            "and RL token must be those of its training."
-        )
-
-
-class _Chunks:
-    """Gives a model with flat actions the chunks of its environment."""
-
-    def __init__(self, model: Predictor):
-        self.model = model
-
-    def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[np.ndarray, Any]:
-        """As the model's own, with actions of the form of ``vla_ref``."""
-        actions, state = self.model.predict(observation, deterministic=deterministic)
-        return actions.reshape(np.shape(observation["vla_ref"])), state
-
-
-def as_predictor(name: str, model: Predictor) -> Predictor:
-    """
-    :param name: the algorithm
-    :param model: its model
-    :return: what plays chunks (N, C, d)
-    """
-    return _Chunks(model) if get_algorithm(name).flat else model
+_RLT = Algorithm("RLT", "rlt_sb3.rlt:RLT", flat=False, starts_at_vla=True, learns_from_hooks=True, color="tab:green")
+register_algorithm("rlt", _RLT)
+# what the method is not, plain continuous control, as a baseline
+register_algorithm("tqc", Algorithm("TQC", "sb3_contrib:TQC", _tqc_defaults, check=_check_tqc, color="tab:red"))

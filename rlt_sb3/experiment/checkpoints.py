@@ -17,7 +17,7 @@ import numpy as np
 from rlt_sb3.common.errors import RunError
 
 FOLDER = "checkpoints"
-FORMAT = 1
+FORMAT = 2
 MODEL, BUFFER, STATE, MANIFEST = "model.zip", "replay_buffer.pkl", "state.json", "manifest.json"
 
 
@@ -47,8 +47,12 @@ class Checkpoint:
 
     @property
     def resumable(self) -> bool:
-        """Whether it still has its replay buffer (older ones keep the model only)."""
-        return (self.path / BUFFER).is_file()
+        """Whether a run can go on from it: it has a state and still all its files (older ones keep the model only)."""
+        try:
+            names = json.loads((self.path / MANIFEST).read_text())["sha256"]
+        except (OSError, ValueError, KeyError, TypeError):
+            names = [STATE]  # damaged: read_state says so
+        return STATE in names and all((self.path / name).is_file() for name in names)
 
     def read_state(self) -> dict[str, Any]:
         """
@@ -79,7 +83,7 @@ def all_checkpoints(run: Path) -> list[Checkpoint]:
 
 
 def resumable_checkpoints(run: Path) -> list[Checkpoint]:
-    """Checkpoints of a run that have a replay buffer, oldest first."""
+    """Checkpoints of a run that it can go on from, oldest first."""
     return [checkpoint for checkpoint in all_checkpoints(run) if checkpoint.resumable]
 
 
@@ -95,8 +99,8 @@ def find_checkpoint(path: Path) -> tuple[Path, Checkpoint | None]:
         checkpoint = Checkpoint(path)
         if not checkpoint.resumable:
             raise ValueError(
-                f"{path} has no replay buffer any more (only the newest ones keep it), so a run cannot go on from it; "
-                f"there is {[str(c.path) for c in resumable_checkpoints(path.parent.parent)]}."
+                f"{path} has a model only (replay buffer and state are kept in the newest ones), so a run cannot go on "
+                f"from it; there is {[str(c.path) for c in resumable_checkpoints(path.parent.parent)]}."
             )
         return path.parent.parent, checkpoint
     found = resumable_checkpoints(path)
@@ -111,13 +115,14 @@ def find_checkpoint(path: Path) -> tuple[Path, Checkpoint | None]:
 
 def write_checkpoint(run: Path, model: Any, state: dict[str, Any], keep: int = 2, resumable: bool = True) -> Checkpoint:
     """
-    Save a run: model, optimisers, replay buffer, state. Nothing is visible before everything is on the disk.
+    Save a run: model, optimisers, replay buffer (where the model has one), state. Nothing is visible before everything
+    is on the disk.
 
     :param run: folder of the run
     :param model: model of Stable-Baselines3
     :param state: plain data for JSON
-    :param keep: checkpoints that keep their replay buffer; of older ones the model stays, for evaluation
-    :param resumable: False leaves the replay buffer out from the start
+    :param keep: checkpoints that keep replay buffer and state; of older ones the model stays, for evaluation
+    :param resumable: False leaves replay buffer and state out from the start
     :return: the checkpoint
     :raises CheckpointError: if it cannot be written (full disk); older checkpoints are untouched then
     """
@@ -129,8 +134,9 @@ def write_checkpoint(run: Path, model: Any, state: dict[str, Any], keep: int = 2
         temporary.mkdir(parents=True)
         model.save(temporary / MODEL)
         if resumable:
-            model.save_replay_buffer(temporary / BUFFER)
-        (temporary / STATE).write_text(json.dumps(state))
+            if getattr(model, "replay_buffer", None) is not None:
+                model.save_replay_buffer(temporary / BUFFER)
+            (temporary / STATE).write_text(json.dumps(state))
         digests = {name: _sha256(temporary / name) for name in (MODEL, BUFFER, STATE) if (temporary / name).exists()}
         (temporary / MANIFEST).write_text(json.dumps({"format": FORMAT, "sha256": digests}))
         if final.exists():  # a resumed run passes here again
@@ -144,7 +150,8 @@ def write_checkpoint(run: Path, model: Any, state: dict[str, Any], keep: int = 2
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
     for checkpoint in resumable_checkpoints(run)[:-keep]:
-        (checkpoint.path / BUFFER).unlink()
+        (checkpoint.path / BUFFER).unlink(missing_ok=True)
+        (checkpoint.path / STATE).unlink()
     return Checkpoint(final)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
+from rlt_sb3.experiment.algorithms import RESERVED, algorithm_names, get_algorithm
 from rlt_sb3.experiment.imports import HOOKS
 
-#: Choices of ``algorithm`` and ``guard``.
-NAMES = ("rlt", "tqc")
+#: Choices of ``guard``.
 GUARDS = ("warn", "restore")
 
 
@@ -93,10 +93,12 @@ class TrainConfig:
     :param name: name of the run; its folder is ``out/name`` (``name-2`` and so on if that one exists)
     :param out: where runs are kept
     :param env: the environment
-    :param algorithm: "rlt", or "tqc", the baseline without the method (sb3-contrib's TQC on the same observations)
-    :param rlt: keyword arguments of ``rlt_sb3.RLT`` (see its page for what there is); classes as "torch.nn:GELU",
-        linear schedules (``bc_coef``, ``learning_rate``) as ``{start: 20, end: 5, end_fraction: 0.5}``
-    :param tqc: keyword arguments of ``sb3_contrib.TQC``, used with ``algorithm: tqc``
+    :param algorithm: "rlt", "tqc" (the baseline without the method: sb3-contrib's TQC on the same observations), or
+        another registered one
+    :param algorithms: algorithm -> keyword arguments of its class (see its page for what there is): classes as
+        "torch.nn:GELU", linear schedules (``bc_coef``, ``learning_rate``) as
+        ``{start: 20, end: 5, end_fraction: 0.5}``. In YAML and on the command line each algorithm is a section:
+        ``rlt: {bc_coef: 5}``, ``--rlt.bc_coef 5``
     :param evaluation: the evaluations
     :param total_chunks: stop after this many chunks (transitions, over all simulators)
     :param total_control_steps: stop after this many control steps
@@ -119,8 +121,7 @@ class TrainConfig:
     out: str = "runs"
     env: EnvConfig = field(default_factory=EnvConfig)
     algorithm: str = "rlt"
-    rlt: dict[str, Any] = field(default_factory=dict)
-    tqc: dict[str, Any] = field(default_factory=dict)
+    algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)
     evaluation: EvalSettings = field(default_factory=EvalSettings)
     total_chunks: int = 4000
     total_control_steps: int | None = None
@@ -138,8 +139,28 @@ class TrainConfig:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Keyword arguments of the chosen algorithm."""
-        return getattr(self, self.algorithm)
+        """Keyword arguments of the chosen algorithm; changes in place count."""
+        return self.algorithms.setdefault(self.algorithm, {})
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        :return: what YAML files hold: the settings, each algorithm's as a section of its own (unless it is empty)
+        """
+        data = asdict(self)
+        place = list(data).index("algorithms")
+        sections = {name: section for name, section in data.pop("algorithms").items() if section}
+        items = list(data.items())
+        return dict(items[:place]) | sections | dict(items[place:])
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> TrainConfig:
+        """
+        :param data: settings (missing ones keep their defaults), each registered algorithm's as a section
+        :raises TypeError: for an unknown setting
+        """
+        known = algorithm_names()
+        sections = {key: dict(value) for key, value in data.items() if key in known and value}
+        return cls(**{key: value for key, value in data.items() if key not in known}, algorithms=sections)
 
     def check(self) -> None:
         """Refuse what cannot work, before any process starts.
@@ -172,24 +193,26 @@ class TrainConfig:
             raise ValueError(f"max_minutes must be positive (or left out for no limit), got {self.max_minutes}.")
         if not self.name or Path(self.name).name != self.name:
             raise ValueError(f"name must be a plain folder name, got {self.name!r}; use out for where runs are kept.")
-        for name, choice, allowed in (("algorithm", self.algorithm, NAMES), ("guard", self.guard, GUARDS)):
-            if choice not in allowed:
-                raise ValueError(f"Unknown {name} {choice!r}; choose one of {', '.join(allowed)}.")
+        algorithm = get_algorithm(self.algorithm)
+        for name in self.algorithms:
+            get_algorithm(name)
+        if self.guard not in GUARDS:
+            raise ValueError(f"Unknown guard {self.guard!r}; choose one of {', '.join(GUARDS)}.")
         if (self.video_every is not None or self.evaluation.videos) and self.env.render_mode is None:
             raise ValueError("Videos need env.render_mode 'rgb_array'; or set evaluation.videos and video_every off.")
         hooks = [key for key in HOOKS if self.env.kwargs.get(key) is not None]
-        if self.algorithm == "tqc" and hooks:
+        if hooks and not algorithm.learns_from_hooks:
             raise ValueError(
-                f"algorithm 'tqc' cannot learn with env.kwargs {' and '.join(hooks)}: it would store chunks that were "
-                "not played as its own. Leave them out, or use 'rlt'."
+                f"algorithm {self.algorithm!r} cannot learn with env.kwargs {' and '.join(hooks)}: it would store "
+                "chunks that were not played as its own. Leave them out, or use 'rlt'."
             )
-        reserved = {"seed", "policy", "env", "tensorboard_log", "_init_setup_model"} & set(self.settings)
+        reserved = set(RESERVED) & set(self.settings)
         if reserved:
             raise ValueError(
                 f"{self.algorithm} may not contain {sorted(reserved)}: the run sets them itself (seed: use the run's "
                 "seed)."
             )
-        for key, value in asdict(self).items():
+        for key, value in self.to_dict().items():
             _check_plain(key, value)
 
 
@@ -298,7 +321,7 @@ def save_config(config: TrainConfig, path: Path) -> None:
     from rlt_sb3.common.files import replacing
 
     with replacing(path) as temporary:
-        temporary.write_text(yaml.safe_dump(asdict(config) | {"resume": None}, sort_keys=False))
+        temporary.write_text(yaml.safe_dump(config.to_dict() | {"resume": None}, sort_keys=False))
 
 
 def load_config(path: Path) -> TrainConfig:
@@ -312,6 +335,6 @@ def load_config(path: Path) -> TrainConfig:
     nested = {"env": EnvConfig, "evaluation": EvalSettings}
     try:
         parts = {key: cls(**data.pop(key)) for key, cls in nested.items() if key in data}
-        return TrainConfig(**data, **parts)
+        return TrainConfig.from_dict(data | parts)
     except TypeError as error:
         raise ValueError(f"{path} is no configuration of a run: {error}.") from error

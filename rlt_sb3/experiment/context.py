@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,7 +48,7 @@ class Run:
         self.started = time.monotonic()
         self.data = {"selection": []} if data is None else data
         self.data |= {
-            "config": asdict(config),
+            "config": config.to_dict(),
             "machine": machine(),
             "fingerprint": env.metadata.get("fingerprint"),
         }

@@ -13,10 +13,11 @@ from rlt_sb3.evaluation.compare import compare
 from rlt_sb3.evaluation.evaluate import Predictor, check_split, evaluate
 from rlt_sb3.evaluation.results import Evaluation, StateResult, csv_rows, dumps
 from rlt_sb3.evaluation.shards import merge, parse_shard
-from rlt_sb3.experiment.algorithms import as_predictor, check_fits, get_algorithm, load_model
+from rlt_sb3.experiment.algorithms import get_algorithm
 from rlt_sb3.experiment.checkpoints import all_checkpoints
 from rlt_sb3.experiment.config import EvalConfig, TrainConfig, load_config
 from rlt_sb3.experiment.environment import check_device, make_env
+from rlt_sb3.experiment.models import as_predictor, check_fits, load_model
 from rlt_sb3.experiment.parallel_eval import evaluate_in_parallel
 from rlt_sb3.experiment.progress import quiet_bar
 

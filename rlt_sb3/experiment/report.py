@@ -14,7 +14,7 @@ import numpy as np
 from rlt_sb3.common.files import replacing
 from rlt_sb3.evaluation.compare import compare
 from rlt_sb3.evaluation.results import Evaluation
-from rlt_sb3.experiment.algorithms import ALGORITHMS
+from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
 from rlt_sb3.experiment.config import ReportConfig
 
 
@@ -67,7 +67,7 @@ def write_report(run: Path, beside: Sequence[Path] = ()) -> Path:
 
     data = read_evaluations(run)
     write_learning_curve(run, data)
-    rows = [_row(data[key]) for key in ("vla", *ALGORITHMS) if key in data]
+    rows = [_row(data[key]) for key in ("vla", *algorithm_names()) if key in data]
     for other in beside:
         rows += _rows_beside(data, other)
     environment = jinja2.Environment(
@@ -77,6 +77,7 @@ def write_report(run: Path, beside: Sequence[Path] = ()) -> Path:
     page = environment.get_template("report.html.j2").render(
         name=run.name,
         data=data,
+        label=get_algorithm(data["config"]["algorithm"]).label,
         rows=rows,
         curve=_inline(run / "learning_curve.png"),
         videos={name: _inline(run / f"{name}.mp4") for name in ("before", "after")},
@@ -106,7 +107,7 @@ def _rows_beside(data: dict[str, Any], other: Path) -> list[dict[str, str]]:
     """Rows of another run's policies, named after the run."""
     theirs = read_evaluations(other)
     rows = []
-    for key in ALGORITHMS:
+    for key in algorithm_names():
         if key in theirs:
             if "vla" in data:
                 compare(Evaluation.from_dict(data["vla"]), Evaluation.from_dict(theirs[key]))
@@ -152,7 +153,7 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
         points = [(0, baseline), *points]
     if points:
         x = [step for step, _ in points]
-        label = points[-1][1].policy if data["selection"] else "RLT"
+        label = get_algorithm(data["config"]["algorithm"]).label
         rates = np.array([e.rate for _, e in points])
         bounds = np.array([e.interval for _, e in points])
         errors = np.abs(bounds.T - rates)
@@ -163,13 +164,14 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
         "rollout/success_rate": ("tab:orange", "training episodes (last 100)"),
         "rollout/trial_success_rate": ("tab:purple", "noise-free trials"),
     }
-    for key, (colour, name) in practice.items():
+    for key, (color, name) in practice.items():
         if key in metrics:
             known = ~np.isnan(metrics[key])
-            axes.plot(steps[known], metrics[key][known], color=colour, alpha=0.8, label=name)
+            axes.plot(steps[known], metrics[key][known], color=color, alpha=0.8, label=name)
     last = max([step for step, _ in points], default=1) or 1
-    for key, colour in (("vla", "black"), ("rlt", "tab:green"), ("tqc", "tab:red")):
+    for key in ("vla", *algorithm_names()):
         if key in data:
+            color = "black" if key == "vla" else get_algorithm(key).color
             result = Evaluation.from_dict(data[key])
             low, high = result.interval
             axes.errorbar(
@@ -179,7 +181,7 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
                 marker="*",
                 markersize=12,
                 capsize=5,
-                color=colour,
+                color=color,
                 linestyle="none",
                 label=f"{result.policy}, held-out states ({result.successes}/{result.n})",
             )

@@ -10,7 +10,7 @@ from typing import Any
 from rlt_sb3.common.files import replacing
 from rlt_sb3.common.films import write_video
 from rlt_sb3.evaluation.results import Evaluation, csv_rows, dumps
-from rlt_sb3.experiment.algorithms import ALGORITHMS
+from rlt_sb3.experiment.algorithms import algorithm_names
 
 
 class RunDir:
@@ -39,7 +39,7 @@ class RunDir:
         with replacing(self.path / name) as temporary:
             temporary.write_text(dumps(data))
         if name == "evaluations.json":
-            parts = [data[key] for key in ("vla", "vla_selection", *ALGORITHMS) if key in data]
+            parts = [data[key] for key in ("vla", "vla_selection", *algorithm_names()) if key in data]
             with replacing(self.path / "evaluations.csv") as temporary:
                 temporary.write_text(csv_rows([Evaluation.from_dict(part) for part in parts]))
 

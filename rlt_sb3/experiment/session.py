@@ -6,11 +6,12 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.logger import KVWriter, Logger
 
+from rlt_sb3.callbacks.base import StatefulCallback
 from rlt_sb3.callbacks.budget import BudgetCallback
-from rlt_sb3.callbacks.checkpoint import SafePointCallback
+from rlt_sb3.callbacks.checkpoint import RunCheckpointCallback
 from rlt_sb3.callbacks.metrics import MetricsCallback
 from rlt_sb3.callbacks.selection import SelectionCallback, SelectionPoint
 from rlt_sb3.callbacks.video import VideoCallback
@@ -18,7 +19,7 @@ from rlt_sb3.common.files import replacing
 from rlt_sb3.common.loggers import CSVWriter, TensorBoardWriter, WandbWriter
 from rlt_sb3.evaluation.evaluate import Predictor
 from rlt_sb3.evaluation.results import Evaluation
-from rlt_sb3.experiment.algorithms import as_predictor, get_algorithm, load_model, make_model, make_vec_env
+from rlt_sb3.experiment.algorithms import get_algorithm
 from rlt_sb3.experiment.checkpoints import (
     BUFFER,
     Checkpoint,
@@ -28,6 +29,7 @@ from rlt_sb3.experiment.checkpoints import (
     set_rng_state,
     write_checkpoint,
 )
+from rlt_sb3.experiment.models import as_predictor, load_model, make_model, make_vec_env
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -64,14 +66,22 @@ class Training:
             run.files.path / "best_model.zip",
             self._on_point,
             config.guard,
-            apart=run.eval_env is not run.env,
+            separate_eval_envs=run.eval_env is not run.env,
         )
-        self.safe_points = SafePointCallback(
+        self.checkpoints = RunCheckpointCallback(
             self.selection, self._restart, self._save, config.save_every, run.interrupt.check
         )
-        self.callbacks: list[BaseCallback] = [self.budget, self.metrics, self.safe_points, self.selection]
+        #: in the order in which they are called
+        self.callbacks: dict[str, StatefulCallback] = {
+            "budget": self.budget,
+            "metrics": self.metrics,
+            "checkpoints": self.checkpoints,
+            "selection": self.selection,
+        }
         if self.videos is not None:
-            self.callbacks.append(self.videos)
+            self.callbacks["videos"] = self.videos
+        for callback in self.callbacks.values():
+            callback.init_callback(self.model)
         self._open_logger(None if state is None else self.model.num_timesteps)
         if state is not None:
             assert checkpoint is not None
@@ -88,6 +98,8 @@ class Training:
             return make_model(config.algorithm, self.venv, config.settings, config.seed)
         device = config.settings.get("device", "cpu")
         model = load_model(config.algorithm, checkpoint.model, env=self.venv, device=device)
+        if getattr(model, "replay_buffer", None) is None:
+            return model
         # rows of another origin are not in the checkpoint: they have a file of their own
         offline = getattr(model.replay_buffer, "offline", None), getattr(model.replay_buffer, "offline_ratio", 0.0)
         model.load_replay_buffer(checkpoint.path / BUFFER)
@@ -97,8 +109,6 @@ class Training:
 
     def _begin(self) -> None:
         """The untrained model; it is a checkpoint, too."""
-        for callback in (self.selection, self.safe_points):
-            callback.init_callback(self.model)
         if starts_at_the_vla(as_predictor(self.config.algorithm, self.model), self.run.eval_env):
             # The untrained model is the frozen VLA: the best one can never be worse than it on the selection states.
             self.selection.keep(self.baseline)
@@ -106,7 +116,7 @@ class Training:
             self.run.progress.say(
                 "WARNING: the untrained model does not play the frozen VLA's chunk; it starts somewhere else."
             )
-        self.model._last_obs = self._restart(0)
+        self.checkpoints.restart_episodes()
         self._save()
 
     def _restart(self, number: int) -> Any:
@@ -119,7 +129,7 @@ class Training:
         # The replay buffer must not read an evaluation as the continuation of the episodes before it.
         if hasattr(self.model, "end_trajectories"):
             self.model.end_trajectories()
-        if self.model.action_noise is not None:
+        if getattr(self.model, "action_noise", None) is not None:
             self.model.action_noise.reset()
         if self.videos is not None:
             self.videos.restart()
@@ -143,16 +153,10 @@ class Training:
         write_checkpoint(self.run.files.path, self.model, self._state(), self.config.keep_checkpoints, resumable)
 
     def _state(self) -> dict[str, Any]:
-        logger, best = self.model.logger, self.selection.best
+        logger = self.model.logger
         return {
             "results": self.run.data,
-            "restarts": self.safe_points.restarts,
-            "control_steps": self.budget.control_steps,
-            "minutes": self.budget.minutes if self.budget.control_steps else 0.0,
-            "best": None if best is None else best.to_dict(),
-            "best_chunks": self.selection.best_chunks,
-            "metrics": self.metrics.state(),
-            "films": 0 if self.videos is None else self.videos.episodes,
+            "callbacks": {name: callback.state_dict() for name, callback in self.callbacks.items()},
             "logged": {
                 key: [_number(value), logger.name_to_count[key], list(logger.name_to_excluded[key])]
                 for key, value in logger.name_to_value.items()
@@ -161,22 +165,12 @@ class Training:
         }
 
     def _set_state(self, state: dict[str, Any], checkpoint: Checkpoint) -> None:
-        for callback in (self.selection, self.safe_points):
-            callback.init_callback(self.model)
-        self.safe_points.restarts, self.safe_points.saved = state["restarts"], self.model.num_timesteps
-        self.budget.control_steps, self.budget.minutes_before = state["control_steps"], state["minutes"]
-        self.selection.best = None if state["best"] is None else Evaluation.from_dict(state["best"])
-        self.selection.best_chunks = state["best_chunks"]
-        self.selection.points = [
-            SelectionPoint(p["chunks"], p["control_steps"], p["minutes"], Evaluation.from_dict(p["evaluation"]))
-            for p in state["results"]["selection"]
-        ]
-        self.metrics.set_state(state["metrics"])
-        if self.videos is not None:
-            self.videos.episodes = state["films"]
+        for name, callback in self.callbacks.items():
+            if name in state["callbacks"]:  # films may be new in the resumed run
+                callback.load_state_dict(state["callbacks"][name])
         self._restore_best()
         discard_later(self.run.files.path, checkpoint.chunks)
-        self.model._last_obs = self._restart(state["restarts"])
+        self.checkpoints.restart_episodes()
         logger = self.model.logger
         for key, (value, count, excluded) in state["logged"].items():
             logger.name_to_value[key] = value
@@ -208,8 +202,6 @@ class Training:
 
     def _on_point(self, point: SelectionPoint) -> None:
         run, baseline = self.run, self.baseline
-        entry = {"chunks": point.chunks, "control_steps": point.control_steps, "minutes": point.minutes}
-        run.data["selection"].append(entry | {"evaluation": point.evaluation.to_dict()})
         self.store()
         label, k, n = self.algorithm.label, point.evaluation.successes, point.evaluation.n
         run.progress.say(
@@ -228,12 +220,13 @@ class Training:
         """Write evaluations.json."""
         model = self.model
         self.run.store(
+            selection=[point.to_dict() for point in self.selection.points],
             training={
                 "chunks": model.num_timesteps,
                 "control_steps": self.budget.control_steps,
                 "minutes": self.budget.minutes,
-                "episodes": model._episode_num,
-            }
+                "episodes": self.budget.episodes,
+            },
         )
 
     # ---------------------------------------------------------------- learning
@@ -250,14 +243,14 @@ class Training:
             left = config.total_chunks - model.num_timesteps
             if left > 0 and (self.budget.used < 1.0 or model.num_timesteps == 0):
                 model.learn(
-                    left, callback=CallbackList(self.callbacks), log_interval=config.log_interval,
+                    left, callback=CallbackList(list(self.callbacks.values())), log_interval=config.log_interval,
                     reset_num_timesteps=False,
                 )  # fmt: skip
             try:
                 if self.selection.last < model.num_timesteps:
                     self.selection.run()
             finally:
-                self.safe_points.finish()
+                self.checkpoints.finish()
         finally:
             self._close()
 

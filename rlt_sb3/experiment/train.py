@@ -1,4 +1,4 @@
-"""One run: the frozen VLA is evaluated, RLT trains on top of it, the best model plays the same held-out states."""
+"""One run: the frozen VLA plays, an algorithm trains on top of it, the best model plays the same held-out states."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import numpy as np
 from rlt_sb3.common.fingerprint import check_run
 from rlt_sb3.evaluation.compare import Comparison, compare
 from rlt_sb3.evaluation.results import Evaluation
-from rlt_sb3.experiment.algorithms import ALGORITHMS, as_predictor, check_settings, get_algorithm, load_model
+from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
 from rlt_sb3.experiment.checkpoints import Checkpoint, find_checkpoint, later_checkpoints, resumable_checkpoints
 from rlt_sb3.experiment.config import TrainConfig, load_config, save_config
 from rlt_sb3.experiment.context import Run
 from rlt_sb3.experiment.environment import check_device, make_env
 from rlt_sb3.experiment.interrupt import Interrupt
+from rlt_sb3.experiment.models import as_predictor, load_model, resolve_settings
 from rlt_sb3.experiment.progress import Progress
 from rlt_sb3.experiment.run_dir import RunDir
 
@@ -37,14 +38,14 @@ class TrainResult:
 
     :param run: its folder
     :param vla: the frozen VLA on the held-out states
-    :param rlt: the best model (of whichever algorithm) on the same states
+    :param best: the best model on the same states
     :param comparison: the two, paired
     :param selection: evaluations during training, on the selection states
     """
 
     run: Path
     vla: Evaluation
-    rlt: Evaluation
+    best: Evaluation
     comparison: Comparison
     selection: list[SelectionPoint]
 
@@ -52,7 +53,7 @@ class TrainResult:
 def train(config: TrainConfig) -> TrainResult:
     """Run everything that ``make demo`` shows, or go on with a run (``config.resume``).
 
-    Three disjoint sets of initial states: RLT practises on "train", the best model is chosen on "selection", and only
+    Three disjoint sets of initial states: training uses "train", the best model is chosen on "selection", and only
     "eval" is reported, on which frozen VLA and best model are paired.
 
     :param config: the run
@@ -73,7 +74,7 @@ def train(config: TrainConfig) -> TrainResult:
 
     check_device(config.env.device or "cpu")
     check_device(config.settings.get("device", "cpu"))
-    check_settings(config.algorithm, config.settings)
+    resolve_settings(config.algorithm, config.settings)
     if config.wandb is not None:
         import_wandb()
     folder, checkpoint, data = _resumed(config)
@@ -146,8 +147,9 @@ def resume(path: str | Path, **changes: Any) -> TrainResult:
     return train(replace(load_config(run / "config.yaml"), resume=str(path), **changes))
 
 
-#: What a resumed run may not change: it is in the checkpoint, or results could not be compared any more.
-FIXED = ("algorithm", "env", "rlt", "tqc", "seed", "evaluation.n_states", "evaluation.selection_states")
+#: What a resumed run may not change, besides settings of algorithms: it is in the checkpoint, or results could not be
+#: compared any more.
+FIXED = ("algorithm", "env", "seed", "evaluation.n_states", "evaluation.selection_states")
 
 
 def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[str, Any] | None]:
@@ -160,8 +162,10 @@ def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[
         return None, None, None
     folder, checkpoint = find_checkpoint(Path(config.resume))
     saved = load_config(folder / "config.yaml")
-    for name in FIXED:
-        old, new = attrgetter(name)(saved), attrgetter(name)(config)
+    fixed = {name: (attrgetter(name)(saved), attrgetter(name)(config)) for name in FIXED}
+    for name in saved.algorithms | config.algorithms:
+        fixed[name] = saved.algorithms.get(name, {}), config.algorithms.get(name, {})
+    for name, (old, new) in fixed.items():
         if old != new:
             raise ValueError(f"A resumed run must keep {name}: the run has {old}, given was {new}.")
     if checkpoint is None:  # what it has are evaluations of the VLA
@@ -204,7 +208,7 @@ def summary(data: dict[str, Any]) -> str:
     :param data: contents of evaluations.json
     """
     lines = ["", f"{'policy':<12} {'success':>9} {'rate':>6}  {'95 % interval':<15} {'steps to success':>16}"]
-    for key in ("vla", *ALGORITHMS):
+    for key in ("vla", *algorithm_names()):
         if key in data:
             result = Evaluation.from_dict(data[key])
             low, high = result.interval

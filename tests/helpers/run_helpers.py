@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from rlt_sb3.experiment.algorithms import algorithm_names
 from rlt_sb3.experiment.config import EnvConfig, EvalSettings, TrainConfig
 
 ROOT = Path(__file__).parent.parent.parent
@@ -16,21 +17,24 @@ CLOCKS = {"time/minutes", "time/fps", "time/time_elapsed"}
 
 
 def small(out, env_id="ToyRLToken-v0", **changes):
+    """A run on the toy; ``rlt={...}`` and the like are an algorithm's section."""
     import toy_env  # noqa: F401
 
     config = TrainConfig(
         name="toy",
         out=str(out),
         env=EnvConfig(id=env_id, num_envs=2),
-        rlt=SMALL_RLT | {"policy_kwargs": {"net_arch": [16]}},
-        tqc=SMALL_TQC,
+        algorithms={"rlt": SMALL_RLT | {"policy_kwargs": {"net_arch": [16]}}, "tqc": dict(SMALL_TQC)},
         evaluation=EvalSettings(n_states=6, selection_states=4, selection_every=40, record_states=3),
         total_chunks=100,
         log_interval=2,
         progress=False,
     )
     for key, value in changes.items():
-        setattr(config, key, value)
+        if key in algorithm_names():
+            config.algorithms[key] = value
+        else:
+            setattr(config, key, value)
     return config
 
 

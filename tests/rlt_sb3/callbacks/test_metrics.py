@@ -20,8 +20,8 @@ from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3.callbacks.metrics import MetricsCallback, throughput
 from rlt_sb3.common.loggers import CSVWriter, WandbWriter
-from rlt_sb3.experiment.algorithms import make_model, make_vec_env
 from rlt_sb3.experiment.config import EvalSettings
+from rlt_sb3.experiment.models import make_model, make_vec_env
 from rlt_sb3.experiment.report import read_evaluations, read_metrics
 from rlt_sb3.experiment.train import train
 
@@ -49,7 +49,7 @@ def run(tmp_path_factory):
         patch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
         evaluation = EvalSettings(n_states=4, selection_states=4, selection_every=40, videos=False)
         config = small(tmp_path_factory.mktemp("run"), total_chunks=100, evaluation=evaluation, video_every=3)
-        config.rlt |= {"trial_share": 0.5, "utd": 1.5}
+        config.settings.update({"trial_share": 0.5, "utd": 1.5})
         folder = train(config).run
     # clean shutdown: no thread, no process is left
     assert (threading.active_count(), len(psutil.Process().children(recursive=True))) == before

@@ -12,7 +12,7 @@ import yaml
 from run_helpers import ROOT, environment
 
 from rlt_sb3.cli.main import COMMANDS, main, parse, usage
-from rlt_sb3.experiment.config import NAMES
+from rlt_sb3.experiment.algorithms import algorithm_names
 
 # `module:id` lets Gymnasium import the module that registers the id.
 TOY = """
@@ -71,7 +71,7 @@ def test_list_tells_what_settings_take(capsys):
             heading = line
             names[heading] = []
     assert set(names) == {"algorithm", "env.id", "env.vla", "env.suite", "config"}
-    assert names["algorithm"] == list(NAMES) and {"LIBERO-v0", "RLToken-LIBERO-v0"} <= set(names["env.id"])
+    assert names["algorithm"] == algorithm_names() and {"LIBERO-v0", "RLToken-LIBERO-v0"} <= set(names["env.id"])
     assert names["env.vla"] == ["mini", "mini-slow", "mini-spatial"]
     assert "  mini-slow     libero_goal 1, 8" in lines and "  libero_90       tasks 0 to 89, 400 control steps" in lines
     assert names["env.suite"] == ["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
@@ -88,7 +88,7 @@ def test_unknown_names_tell_the_choices(tmp_path, capsys):
         (["list", "--suite", "libero_gaol"], "libero_spatial, libero_object, libero_goal, libero_10, libero_90"),
         (["train", "--env.suite", "libero_gaol"], "libero_spatial, libero_object, libero_goal, libero_10, libero_90"),
         (["train", "--env.vla", "maxi"], "'mini', 'mini-slow', 'mini-spatial'"),
-        (["train", "--algorithm", "ppo"], ", ".join(NAMES)),
+        (["train", "--algorithm", "ppo"], ", ".join(algorithm_names())),
     ):
         assert main([*args, *(["--out", str(tmp_path)] if args[0] == "train" else [])]) == 2
         assert choices in capsys.readouterr().err, args
@@ -99,7 +99,7 @@ def test_config_file_and_overrides(tmp_path):
     (tmp_path / "c.yaml").write_text(TOY)
     config = parse("train", ["--config", str(tmp_path / "c.yaml"), "--env.num_envs", "3", "--rlt.bc_coef", "1e-1"])
     assert (config.name, config.env.num_envs, config.total_chunks) == ("toy", 3, 60)
-    assert config.rlt["bc_coef"] == 0.1 and config.rlt["batch_size"] == 16
+    assert config.settings["bc_coef"] == 0.1 and config.settings["batch_size"] == 16
     assert config.evaluation.n_states == 4 and config.evaluation.videos
     assert parse("eval", ["runs/x", "--model", "vla"]).run == "runs/x"
 

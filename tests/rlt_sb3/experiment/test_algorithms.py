@@ -14,17 +14,18 @@ from stable_baselines3.common.callbacks import CallbackList
 from rlt_sb3 import RLT, GymnasiumVecEnv
 from rlt_sb3.cli.main import main
 from rlt_sb3.common.flat_actions import FlatActions, WholeChunkReplayBuffer
-from rlt_sb3.experiment.algorithms import ALGORITHMS, get_algorithm, load_model
-from rlt_sb3.experiment.config import NAMES, EnvConfig, EvalConfig, EvalSettings, ReportConfig
+from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
+from rlt_sb3.experiment.config import EnvConfig, EvalConfig, EvalSettings, ReportConfig
 from rlt_sb3.experiment.environment import make_env
 from rlt_sb3.experiment.evaluate_run import evaluate_run
 from rlt_sb3.experiment.imports import check_hooks, check_import, resolve_class, resolve_classes
+from rlt_sb3.experiment.models import load_model
 from rlt_sb3.experiment.report import read_metrics, report, write_report
 from rlt_sb3.experiment.train import train
 
 
 def test_registry(tmp_path):
-    assert tuple(ALGORITHMS) == NAMES
+    assert algorithm_names() == ["rlt", "tqc"]
     with pytest.raises(ValueError, match="Unknown algorithm 'sac'; choose one of rlt, tqc"):
         get_algorithm("sac")
     with pytest.raises(ValueError, match="Unknown algorithm 'sac'; choose one of rlt, tqc"):
@@ -94,7 +95,7 @@ def test_baseline_goes_the_same_way(tmp_path, capsys):
     # SB3's discount is per transition: two control steps here
     assert model.gamma == pytest.approx(0.99**2)
     assert type(model.replay_buffer) is WholeChunkReplayBuffer
-    assert evaluate_run(EvalConfig(run=str(tqc.run), progress=False)).rows == tqc.rlt.rows
+    assert evaluate_run(EvalConfig(run=str(tqc.run), progress=False)).rows == tqc.best.rows
     rlt = train(small(tmp_path, name="rlt", evaluation=evaluation, total_chunks=40))
     page = report(ReportConfig(run=str(rlt.run), beside=[str(tqc.run)])).read_text()
     assert page.count("<td>RLT</td>") == 1 and "TQC (run tqc)" in page
@@ -235,7 +236,7 @@ def test_devices_are_checked_first(tmp_path, monkeypatch):
 
 def test_settings_name_classes(tmp_path):
     config = quick(tmp_path, total_chunks=30)
-    config.rlt["policy_kwargs"] = {"net_arch": [8], "activation_fn": "torch.nn:GELU"}
+    config.settings["policy_kwargs"] = {"net_arch": [8], "activation_fn": "torch.nn:GELU"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
         result = train(config)

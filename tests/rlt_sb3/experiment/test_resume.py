@@ -18,9 +18,9 @@ from run_helpers import ROOT, SMALL_RLT, environment, quick, same, without_clock
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT
 from rlt_sb3.cli.main import main
-from rlt_sb3.experiment.algorithms import load_model
 from rlt_sb3.experiment.checkpoints import CheckpointError, all_checkpoints, find_checkpoint, resumable_checkpoints
 from rlt_sb3.experiment.config import EvalSettings, load_config, save_config
+from rlt_sb3.experiment.models import load_model
 from rlt_sb3.experiment.report import read_evaluations, read_metrics
 from rlt_sb3.experiment.train import resume, train
 
@@ -85,7 +85,7 @@ def test_200_is_100_plus_100(tmp_path, whole, algorithm):
 
 def test_shipped_recipe_is_resumed(tmp_path, monkeypatch):
     """Trials, a schedule of the pull, units of action, time-outs as failures: a run that dies on its way goes on."""
-    recipe = load_config(ROOT / "examples" / "configs" / "demo.yaml").rlt
+    recipe = load_config(ROOT / "examples" / "configs" / "demo.yaml").settings
     settings = recipe | SMALL_RLT | {"trial_window": 4, "policy_kwargs": {"net_arch": [16]}}
     assert settings["trial_share"] and isinstance(settings["bc_coef"], dict) and settings["action_scale"]
     assert settings["replay_buffer_kwargs"] == {"handle_timeout_termination": False}
@@ -218,7 +218,7 @@ def test_interrupted_run_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.undo()
     result = resume(run)
     assert [point.chunks for point in result.selection] == [40, 80, 120]
-    assert result.rlt.n == 4
+    assert result.best.n == 4
 
 
 class Played:
@@ -297,6 +297,18 @@ def test_damaged_checkpoint_names_the_older_one(tmp_path, capsys):
         resume(newest.path)
 
 
+def test_checkpoint_of_another_version_is_refused_in_one_line(tmp_path, capsys):
+    """Format 1 had the state of the callbacks in another shape."""
+    run = train(quick(tmp_path, total_chunks=40)).run
+    manifest = find_checkpoint(run)[1].path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 1'))
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"rlt train: Checkpoint {manifest.parent} cannot be read: ") and error.count("\n") == 1
+    assert "it has format 1, this version reads 2" in error
+
+
 def test_full_disk_is_an_error_and_the_older_checkpoint_survives(tmp_path, monkeypatch):
     """The operating system itself refuses to write more (file size limit)."""
     from rlt_sb3.experiment import session as learn
@@ -334,7 +346,7 @@ def test_what_a_resumed_run_may_change(tmp_path, capsys):
     with pytest.raises(ValueError, match="There is no checkpoint in"):
         find_checkpoint(tmp_path)
     (run / "checkpoints" / "chunk-00000000" / "replay_buffer.pkl").unlink()
-    with pytest.raises(ValueError, match="no replay buffer any more"):
+    with pytest.raises(ValueError, match="has a model only"):
         find_checkpoint(run / "checkpoints" / "chunk-00000000")
     assert main(["train", "--resume", str(tmp_path / "nothing")]) == 2
     assert "There is no run to resume" in capsys.readouterr().err

@@ -57,7 +57,7 @@ def test_run_leaves_everything(tmp_path, spied, capsys):
     data = json.loads((run / "evaluations.json").read_text())
     assert data["training"]["chunks"] == 100
     assert data["training"]["control_steps"] == 200
-    assert Evaluation.from_dict(data["rlt"]).rows == result.rlt.rows
+    assert Evaluation.from_dict(data["rlt"]).rows == result.best.rows
     assert data["vla_selection"]["successes"] == 2
     with (run / "evaluations.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 6 + 4 + 6
@@ -202,7 +202,7 @@ def test_interrupt_saves(tmp_path, monkeypatch, spied):
 def test_evaluate_run_needs_no_settings(tmp_path, capsys):
     result = train(small(tmp_path))
     again = evaluate_run(EvalConfig(run=str(result.run), progress=False))
-    assert again.rows == result.rlt.rows
+    assert again.rows == result.best.rows
     vla = evaluate_run(EvalConfig(run=str(result.run), model="vla", num_envs=3, progress=False))
     assert vla.rows == result.vla.rows
     data = json.loads((result.run / "eval-best-eval.json").read_text())
@@ -230,7 +230,7 @@ def test_a_run_is_evaluated_on_another_device(tmp_path, monkeypatch):
         return make_env(replace(env, device=None), *args)  # the toy has none
 
     monkeypatch.setattr("rlt_sb3.experiment.evaluate_run.make_env", make)
-    assert evaluate_run(EvalConfig(run=str(result.run), device="cpu", progress=False)).rows == result.rlt.rows
+    assert evaluate_run(EvalConfig(run=str(result.run), device="cpu", progress=False)).rows == result.best.rows
     assert devices == ["cpu"]
 
 

@@ -12,7 +12,7 @@ from stable_baselines3.common.utils import LinearSchedule
 
 from rlt_sb3 import RLT
 from rlt_sb3.cli.main import parse
-from rlt_sb3.experiment.algorithms import check_settings
+from rlt_sb3.experiment.models import resolve_settings
 from rlt_sb3.experiment.train import resume, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -192,13 +192,13 @@ def test_bad_schedules():
 def test_schedules_in_configurations(tmp_path):
     (tmp_path / "c.yaml").write_text("rlt:\n  bc_coef: {start: 20, end: 5, end_fraction: 0.5}\n  learning_rate: 1e-3\n")
     config = parse("train", ["--config", str(tmp_path / "c.yaml")])
-    settings = check_settings("rlt", config.rlt)
+    settings = resolve_settings("rlt", config.settings)
     assert [settings["bc_coef"](progress) for progress in (1.0, 0.75, 0.2)] == [20.0, 12.5, 5.0]
     # the configuration itself stays what can be written to a file
-    assert config.rlt["bc_coef"] == {"start": 20, "end": 5, "end_fraction": 0.5}
+    assert config.settings["bc_coef"] == {"start": 20, "end": 5, "end_fraction": 0.5}
     override = parse("train", ["--config", str(tmp_path / "c.yaml"), "--rlt.bc_coef", "{start: 3, end: 1}"])
-    assert check_settings("rlt", override.rlt)["bc_coef"](0.5) == 2.0
-    assert check_settings("tqc", {"learning_rate": {"start": 1, "end": 0}})["learning_rate"](0.25) == 0.25
+    assert resolve_settings("rlt", override.settings)["bc_coef"](0.5) == 2.0
+    assert resolve_settings("tqc", {"learning_rate": {"start": 1, "end": 0}})["learning_rate"](0.25) == 0.25
     for bad, message in (
         ({"start": 20}, "start: NUMBER, end: NUMBER"),
         ({"start": 20, "end": 5, "shape": 1}, "start: NUMBER, end: NUMBER"),
@@ -206,7 +206,7 @@ def test_schedules_in_configurations(tmp_path):
         ({"start": 20, "end": 5, "end_fraction": 2}, "end_fraction must be in"),
     ):
         with pytest.raises(ValueError, match=message):
-            check_settings("rlt", {"bc_coef": bad})
+            resolve_settings("rlt", {"bc_coef": bad})
 
 
 def someone(simulator, proposed, step):
@@ -218,7 +218,7 @@ def test_a_resumed_run_equals_the_whole_one(tmp_path, monkeypatch):
     """Schedule, marks of successes and rows of interventions are continued bit for bit."""
     monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
     config = quick(tmp_path, name="one", total_chunks=120, save_every=80)
-    config.rlt = config.rlt | {
+    config.algorithms["rlt"] = config.settings | {
         "bc_coef": {"start": 20.0, "end": 1.0}, "bc_failure_weight": 0.1, "offline_ratio": 0.25,
         "intervention_rows": 30,
     }  # fmt: skip

@@ -18,8 +18,8 @@ from stable_baselines3.common.logger import Logger
 import rlt_gym
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT
-from rlt_sb3.experiment.algorithms import check_fits, load_model
 from rlt_sb3.experiment.checkpoints import write_checkpoint
+from rlt_sb3.experiment.models import check_fits, load_model
 from rlt_sb3.rlt.policies import RLTFeatures
 
 pytestmark = pytest.mark.usefixtures("one_thread")
