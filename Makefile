@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-CONFIG ?= examples/configs/$(if $(QUICK),demo_quick,demo).yaml
+CONFIG ?= $(if $(QUICK),demo_quick,demo)
 PYTEST_ARGS ?=
 
 # Pictures are drawn on the CPU unless the caller says otherwise (MUJOCO_GL=egl on a machine with a GPU).
