@@ -43,6 +43,11 @@ def test_ids_are_known_without_an_import_of_ours():
     assert done.stdout.split() == list(IDS) and done.stderr == ""
 
 
+def test_runs_do_not_need_it():
+    code = "from rlt_sb3.experiment.environment import registered_ids; print(*registered_ids())"
+    assert run(code, RLT_NO_AUTOLOAD="1").stdout.split() == list(IDS)
+
+
 @pytest.mark.parametrize("value", ["1", "yes"])
 def test_switched_off(value):
     """The plain id is unknown; the two forms that the documentation leads with do not need the mechanism."""
