@@ -1,6 +1,6 @@
 # The targets of a checkout. Each sets up what it needs in .venv; the second time that takes no time.
 #   make demo [QUICK=1]  train an RL-token policy on a LIBERO task and report it beside the frozen VLA
-#   make test            the tests, and which lines of the packages they reach
+#   make test            the tests; COVERAGE=1 also shows which lines of the packages they reach
 #   make test-all        the tests that take long as well: every week, and before a release
 #   make wheel-test      the wheel in a fresh environment
 SHELL := /bin/bash
@@ -10,7 +10,6 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONFIG ?= $(if $(QUICK),demo_quick,demo)
 PYTEST_ARGS ?=
-COVERAGE := --cov=rlt_gym --cov=rlt_sb3 --cov-report=
 
 # Pictures are drawn on the CPU unless the caller says otherwise (MUJOCO_GL=egl on a machine with a GPU).
 export MUJOCO_GL ?= osmesa
@@ -37,16 +36,18 @@ $(VENV)/.stamp-docs: $(VENV)/.stamp-dev
 demo: $(VENV)/.stamp-dev
 	$(BIN)/rlt train --config $(CONFIG) $(ARGS)
 
-# Then the ten files with most lines that no test reaches, and the total. What runs in other processes is not seen.
+# With COVERAGE=1 (about a fifth slower) also the ten files with most lines that no test reaches, and the total. What runs in
+# other processes is not seen.
 test: $(VENV)/.stamp-dev
-	$(BIN)/python -m pytest $(COVERAGE) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(if $(COVERAGE),--cov=rlt_gym --cov=rlt_sb3 --cov-report=) $(PYTEST_ARGS)
+ifdef COVERAGE
 	@$(BIN)/python -m coverage report --sort=-miss | sed -n '1,12p;$$p'
+endif
 
 test-all: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest --all $(PYTEST_ARGS)
 
-pytest: $(VENV)/.stamp-dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+pytest: test
 
 wheel-test: $(VENV)/.stamp-dev
 	bash scripts/test_wheel.sh $(BIN)/python
