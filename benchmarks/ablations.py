@@ -4,10 +4,10 @@ What each part of the method is worth on LIBERO: one task, one switch at a time.
     python benchmarks/ablations.py
     python benchmarks/ablations.py --only "no pull" "2 critics" --seeds 0
 
-Each run is ``rlt train`` with ``examples/configs/libero_goal_1.yaml``, its first 3,600 chunks (28,800 control steps):
-the pull gets as weak as it does there, by the same chunk. All variants get the same number of control steps. Runs are
-kept in ``--out`` and not repeated; ``benchmarks/results/ablations.json`` has what the table of docs/misc/results.md
-shows. About ten minutes of a core a run; two commands with different ``--seeds`` run side by side.
+Each run is ``rlt train --config libero_goal_1`` with its first 3,600 chunks (28,800 control steps): the pull gets as
+weak as it does there, by the same chunk. All variants get the same number of control steps. Runs are kept in ``--out``
+and not repeated; ``benchmarks/results/ablations.json`` has what the table of docs/misc/results.md shows. About ten
+minutes of a core a run; two commands with different ``--seeds`` run side by side.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from rlt_sb3.experiment.report import read_metrics
 
 CHUNKS, CHUNK_LENGTH = 3_600, 8
 COMMON = (
-    f"--config {ROOT}/examples/configs/libero_goal_1.yaml --total_chunks {CHUNKS} "
+    f"--config libero_goal_1 --total_chunks {CHUNKS} "
     '--rlt.bc_coef {"start":60,"end":5,"end_fraction":0.8333} '
     "--evaluation.n_states 50 --evaluation.videos false --max_minutes null"
 )

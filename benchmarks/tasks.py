@@ -1,7 +1,7 @@
 """
 The results page: finished runs of several tasks and seeds as one JSON file, one table and one figure.
 
-    rlt train --config examples/configs/libero_goal_6.yaml --seed 0      # and so on, see docs/misc/results.md
+    rlt train --config libero_goal_6 --seed 0      # and so on, see docs/misc/results.md
     python benchmarks/tasks.py runs/libero_goal_6 runs/libero_goal_6-2 runs/libero_spatial_8
 
 Reads `evaluations.json` of each run; writes `benchmarks/results/tasks.json` and `docs/images/results.png` and prints

@@ -25,7 +25,7 @@ class LiftWhenLow:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--env", default="LIBERO-v0")
+    parser.add_argument("--env", default="rlt_gym:LIBERO-v0")
     parser.add_argument("--intervention", default="rlt_gym.libero.interventions:ScriptedTakeover")
     parser.add_argument("--num-envs", type=int, default=2)
     parser.add_argument("--episodes", type=int, default=4)

@@ -15,7 +15,7 @@ from rlt_sb3.evaluation.evaluate import evaluate
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--env", default="RLToken-LIBERO-v0")
+    parser.add_argument("--env", default="rlt_gym:RLToken-LIBERO-v0")
     parser.add_argument("--suite", default="libero_goal")
     parser.add_argument("--task", type=int, default=1)
     parser.add_argument("--num-envs", type=int, default=2)

@@ -11,7 +11,7 @@ import numpy as np
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--env", default="RLToken-LIBERO-v0")
+    parser.add_argument("--env", default="rlt_gym:RLToken-LIBERO-v0")
     parser.add_argument("--suite", default="libero_goal")
     parser.add_argument("--num-envs", type=int, default=2)
     parser.add_argument("--episodes", type=int, default=4)

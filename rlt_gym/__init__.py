@@ -9,8 +9,9 @@ def register_envs() -> None:
     """
     Register ``LIBERO-v0`` and ``RLToken-LIBERO-v0``.
 
-    Importing this package does it; installed, it is imported as soon as Gymnasium is (``_rlt_autoload.py``), so
-    ``gymnasium.make`` knows the ids without any import of ours. Nothing heavy is imported here.
+    Importing this package does it, and so does ``gymnasium.make("rlt_gym:ID")``. Once installed, the package is also
+    imported right after Gymnasium (``_rlt_autoload.py``), so that the plain ids are known without an import of ours.
+    Nothing heavy is imported here.
     """
     if "LIBERO-v0" in registry:
         return

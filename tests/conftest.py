@@ -1,5 +1,6 @@
 """What tests share."""
 
+import os
 import signal
 
 import pytest
@@ -8,14 +9,24 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+#: Marks of tests that take minutes: left out unless asked for by name (``-m exact``) or with ``--all``.
+LONG = ("exact", "expensive", "all_tasks")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help=f"also the tests marked {', '.join(LONG)}")
+
+
 def pytest_collection_modifyitems(config, items):
-    """Leave out what takes minutes unless it is asked for by name: such tests bear other marks as well."""
-    for mark in ("exact", "expensive"):
-        if mark in config.option.markexpr:
-            continue
-        long = [item for item in items if item.get_closest_marker(mark)]
-        items[:] = [item for item in items if item not in long]
-        config.hook.pytest_deselected(items=long)
+    """Leave out what takes minutes, and skip what needs the official assets where there are none."""
+    wanted = [mark for mark in LONG if config.option.all or mark in config.option.markexpr]
+    left_out = [item for item in items if any(item.get_closest_marker(mark) for mark in LONG if mark not in wanted)]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+    if not os.path.isdir(os.environ.get("RLT_LIBERO_ASSETS", "")):
+        for item in items:
+            if item.get_closest_marker("official"):
+                item.add_marker(pytest.mark.skip(reason="RLT_LIBERO_ASSETS names no folder with the official assets"))
 
 
 @pytest.fixture

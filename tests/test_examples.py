@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from rlt_sb3.cli.main import parse
-from rlt_sb3.experiment.config import EnvConfig
+from rlt_sb3.experiment.config import EnvConfig, shipped_configs
 from rlt_sb3.experiment.train import train
 
 ROOT = Path(__file__).parent.parent
-CONFIGS = sorted((ROOT / "examples" / "configs").glob("*.yaml"))
 ARGUMENTS = {
     "train_rlt.py": [
         "--env",
@@ -61,10 +60,11 @@ def train_shortened(config, out):
     assert train(config).best.n == 4
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_shipped_config(path, tmp_path):
-    config = parse("train", ["--config", str(path)])
-    assert config.evaluation.n_states >= 50 or "quick" in path.name
+@pytest.mark.parametrize("name", shipped_configs())
+def test_shipped_config(name, tmp_path):
+    config = parse("train", ["--config", name])
+    assert config.name == name
+    assert config.evaluation.n_states >= 50 or "quick" in name
     train_shortened(config, tmp_path)
 
 
@@ -86,10 +86,10 @@ def test_variant_of_the_ablations(variant, tmp_path):
     train_shortened(config, tmp_path)
 
 
-@pytest.mark.parametrize("path", [p for p in CONFIGS if p.name.startswith("libero_")], ids=lambda path: path.name)
-def test_tasks_share_the_recipe_of_the_demo(path):
-    demo = parse("train", ["--config", str(ROOT / "examples" / "configs" / "demo.yaml")])
-    task = parse("train", ["--config", str(path)])
+@pytest.mark.parametrize("name", [name for name in shipped_configs() if name.startswith("libero_")])
+def test_tasks_share_the_recipe_of_the_demo(name):
+    demo = parse("train", ["--config", "demo"])
+    task = parse("train", ["--config", name])
 
     def recipe(config):
         """The pull's schedule in chunks, which do not depend on how long a task practises."""
@@ -100,7 +100,7 @@ def test_tasks_share_the_recipe_of_the_demo(path):
 
     assert recipe(task) == recipe(demo) and recipe(demo)["bc_coef"]["end_fraction"] == 3000
     assert task.total_chunks >= demo.total_chunks
-    assert task.name == path.stem == f"{task.env.suite}_{task.env.task_ids[0]}"
+    assert task.name == name == f"{task.env.suite}_{task.env.task_ids[0]}"
 
 
 @pytest.mark.sim

@@ -78,6 +78,7 @@ LISTS = {
     "config": "rlt_sb3.experiment.config:shipped_configs",
 }
 TASKS = "rlt_sb3.cli.catalog:tasks"
+CONFIG_HELP = "YAML file with settings, for train also the name of a shipped one; later arguments override it"
 
 
 def _columns(names: Mapping[str, str]) -> list[str]:
@@ -158,6 +159,20 @@ def _with_config_of_resumed(args: list[str]) -> list[str]:
     raise ValueError(f"There is no run to resume in {path}: --resume takes the folder that `rlt train` wrote.")
 
 
+def _with_files_of_shipped_configs(args: list[str]) -> list[str]:
+    """``rlt train --config demo``: put the file of a shipped configuration in the place of its name."""
+    from rlt_sb3.experiment.config import config_file
+
+    out: list[str] = []
+    for arg in args:
+        if out and out[-1] == "--config":
+            arg = config_file(arg)
+        elif arg.startswith("--config="):
+            arg = f"--config={config_file(arg.partition('=')[2])}"
+        out.append(arg)
+    return out
+
+
 def parse(command: str, args: Sequence[str]) -> Any:
     """Settings of a command from a YAML file and overrides.
 
@@ -169,13 +184,13 @@ def parse(command: str, args: Sequence[str]) -> Any:
 
     config_class = _load(COMMANDS[command][0])
     parser = ArgumentParser(prog=f"rlt {command}", description=COMMANDS[command][2], allow_abbrev=False)
-    parser.add_argument("--config", action="config", help="YAML file with settings; later arguments override it")
+    parser.add_argument("--config", action="config", help=CONFIG_HELP)
     tidy = normalise(config_class, args)
     if command == "train":
         parser.add_class_arguments(config_class, as_group=False, skip={"algorithms"})
         for name, text in _sections().items():
             parser.add_argument(f"--{name}", type=dict[str, Any], default={}, help=text)
-        tidy = _with_config_of_resumed(tidy)
+        tidy = _with_config_of_resumed(_with_files_of_shipped_configs(tidy))
     else:
         parser.add_class_arguments(config_class, as_group=False, as_positional=True)
     settings = vars(parser.instantiate(parser.parse_args(tidy)))

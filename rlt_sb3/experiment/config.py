@@ -5,8 +5,8 @@ Imports neither torch nor a simulator.
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass, field, fields
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from rlt_sb3.experiment.imports import HOOKS
 
 #: Choices of ``guard``.
 GUARDS = ("warn", "restore")
+
+#: the folder of the configurations that are part of the package
+_SHIPPED = files("rlt_sb3.experiment") / "configs"
 
 
 @dataclass
@@ -309,11 +312,24 @@ class ListConfig:
 
 def shipped_configs() -> dict[str, str]:
     """
-    :return: file for ``--config`` -> its first line; empty where the package is no checkout
+    :return: name that ``rlt train --config`` takes -> the first line of the configuration, which says what it is for
     """
-    folder = Path(__file__).parent.parent.parent / "examples" / "configs"
-    files = {os.path.relpath(path): path.read_text().partition("\n")[0] for path in sorted(folder.glob("*.yaml"))}
-    return {name: line.removeprefix("# ") for name, line in files.items()}
+    shipped = sorted((file for file in _SHIPPED.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
+    lines = {file.name: file.read_text(encoding="utf-8").partition("\n")[0] for file in shipped}
+    return {name.removesuffix(".yaml"): line.removeprefix("# ") for name, line in lines.items()}
+
+
+def config_file(name: str) -> str:
+    """
+    :param name: path of a YAML file, or the name of a shipped configuration; a file that exists wins
+    :return: path of the file
+    :raises ValueError: if it is neither; lists the shipped ones
+    """
+    if Path(name).is_file():
+        return name
+    if name not in (names := shipped_configs()):
+        raise ValueError(f"There is no file {name!r}, and no shipped configuration of that name: {', '.join(names)}.")
+    return str(_SHIPPED / f"{name}.yaml")
 
 
 def save_config(config: TrainConfig, path: Path) -> None:

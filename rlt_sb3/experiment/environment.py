@@ -17,6 +17,8 @@ def registered_ids() -> dict[str, str]:
     """
     import gymnasium as gym
 
+    import rlt_gym  # noqa: F401  (registers them)
+
     found = {name: str(spec.vector_entry_point) for name, spec in sorted(gym.registry.items())}
     return {name: place for name, place in found.items() if place.startswith("rlt_gym.")}
 
@@ -33,6 +35,8 @@ def make_env(
     :raises ValueError: if there is no such environment, or it shows no reference chunk
     """
     import gymnasium as gym
+
+    import rlt_gym  # noqa: F401  (registers the ids)
 
     if ":" in config.id:  # Gymnasium imports what stands before the colon
         check_import(config.id.split(":")[0], "env.id")

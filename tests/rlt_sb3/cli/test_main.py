@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import yaml
@@ -13,6 +12,7 @@ from run_helpers import ROOT, environment
 
 from rlt_sb3.cli.main import COMMANDS, main, parse, usage
 from rlt_sb3.experiment.algorithms import algorithm_names
+from rlt_sb3.experiment.config import shipped_configs
 
 # `module:id` lets Gymnasium import the module that registers the id.
 TOY = """
@@ -75,8 +75,9 @@ def test_list_tells_what_settings_take(capsys):
     assert names["env.vla"] == ["mini", "mini-slow", "mini-spatial"]
     assert "  mini-slow     libero_goal 1, 8" in lines and "  libero_90       tasks 0 to 89, 400 control steps" in lines
     assert names["env.suite"] == ["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
-    configs = [Path(name).resolve() for name in names["config"]]
-    assert configs == sorted((ROOT / "examples" / "configs").glob("*.yaml"))
+    assert names["config"] == list(shipped_configs())
+    assert {"demo", "demo_quick", "libero_goal_1"} < set(names["config"])
+    assert any(line.startswith("  demo  ") and "put the bowl on the stove" in line for line in lines)
     assert main(["list", "--suite", "libero_goal"]) == 0
     tasks = capsys.readouterr().out.splitlines()
     assert len(tasks) == 11 and tasks[2] == "  1  put the bowl on the stove"
@@ -102,6 +103,24 @@ def test_config_file_and_overrides(tmp_path):
     assert config.settings["bc_coef"] == 0.1 and config.settings["batch_size"] == 16
     assert config.evaluation.n_states == 4 and config.evaluation.videos
     assert parse("eval", ["runs/x", "--model", "vla"]).run == "runs/x"
+
+
+def test_shipped_config_by_name(tmp_path, monkeypatch, capsys):
+    """A file that exists wins; a folder of the name does not."""
+    monkeypatch.chdir(tmp_path)
+    assert parse("train", ["--config", "demo", "--seed", "3"]).name == "demo"
+    (tmp_path / "demo").mkdir()
+    config = parse("train", ["--config=demo", "--config", "demo_quick"])
+    assert config.name == "demo_quick" and config.evaluation.selection_states == 4
+    (tmp_path / "demo_quick").write_text(TOY)
+    assert parse("train", ["--config", "demo_quick"]).name == "toy"
+    for args in (["--config", "demmo"], ["--config=demmo"]):
+        assert main(["train", *args]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(
+            "rlt train: There is no file 'demmo', and no shipped configuration of that name: demo, "
+        )
+        assert error.count("\n") == 1
 
 
 def test_train_eval_report(tmp_path):

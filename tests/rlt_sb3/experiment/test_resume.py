@@ -8,18 +8,19 @@ import sys
 import time
 from contextlib import suppress
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 import pytest
 import toy_env
 import yaml
-from run_helpers import ROOT, SMALL_RLT, environment, quick, same, without_clocks
+from run_helpers import SMALL_RLT, environment, quick, same, without_clocks
 
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT
 from rlt_sb3.cli.main import main
 from rlt_sb3.experiment.checkpoints import CheckpointError, all_checkpoints, find_checkpoint, resumable_checkpoints
-from rlt_sb3.experiment.config import EvalSettings, load_config, save_config
+from rlt_sb3.experiment.config import EvalSettings, config_file, load_config, save_config
 from rlt_sb3.experiment.models import load_model
 from rlt_sb3.experiment.report import read_evaluations, read_metrics
 from rlt_sb3.experiment.train import resume, train
@@ -85,7 +86,7 @@ def test_200_is_100_plus_100(tmp_path, whole, algorithm):
 
 def test_shipped_recipe_is_resumed(tmp_path, monkeypatch):
     """Trials, a schedule of the pull, units of action, time-outs as failures: a run that dies on its way goes on."""
-    recipe = load_config(ROOT / "examples" / "configs" / "demo.yaml").settings
+    recipe = load_config(Path(config_file("demo"))).settings
     settings = recipe | SMALL_RLT | {"trial_window": 4, "policy_kwargs": {"net_arch": [16]}}
     assert settings["trial_share"] and isinstance(settings["bc_coef"], dict) and settings["action_scale"]
     assert settings["replay_buffer_kwargs"] == {"handle_timeout_termination": False}

@@ -471,7 +471,6 @@ def test_bowl_holds_water(settled: Any) -> None:
 
 @pytest.mark.official
 @pytest.mark.sim
-@pytest.mark.skipif(not OFFICIAL, reason="RLT_LIBERO_ASSETS is not set")
 @pytest.mark.parametrize("task", [GOAL_TASKS[0], GOAL_TASKS[9]])
 def test_settles_like_the_official_assets(pack: Path, task: str) -> None:
     rests = []

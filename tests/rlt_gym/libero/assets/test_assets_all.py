@@ -88,9 +88,7 @@ def test_verification_sees_what_is_wrong() -> None:
 @pytest.mark.all_tasks
 @pytest.mark.sim
 @pytest.mark.parametrize("suite", SUITE_HORIZONS)
-def test_all_tasks_of_a_suite(suite: str, request: pytest.FixtureRequest) -> None:
-    if "all_tasks" not in request.config.option.markexpr:
-        pytest.skip("takes minutes: select it with -m all_tasks")
+def test_all_tasks_of_a_suite(suite: str) -> None:
     from rlt_gym.libero.assets.verify import verify_task
 
     problems = {task.name: verify_task(suite, task.task_id, states=(0, 25, 49)).problems for task in get_tasks(suite)}
