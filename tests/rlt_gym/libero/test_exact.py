@@ -148,6 +148,7 @@ os.environ.setdefault("LP_NUM_THREADS", "0")
 import mujoco
 import numpy as np
 from rlt_gym.libero.rendering import renderer as render
+from rlt_gym.libero.rendering import shortcuts
 
 
 def throw(data, reach, rng):
@@ -203,12 +204,14 @@ for number in range(90):
     pictures.append(culled.render(samples[-1], "c"))
 pictures.append(culled.render(samples[-1], "c", 96))
 culled.close()
-render.can_cull, render.geom_records = lambda *_: False, lambda *_: None
-plain = render.Renderer(model, 64)
-assert plain._culling is None
-expected = [plain.render(sample, "c") for sample in samples] + [plain.render(samples[-1], "c", 96)]
-different = [int((a != b).sum()) for a, b in zip(pictures, expected)]
-assert not any(different), different
+shortcuts.can_cull, shortcuts.geom_records = lambda *_: False, lambda *_: None
+for quality in ("exact", "stock"):
+    plain = render.Renderer(model, 64, quality)
+    assert plain._culling is None
+    expected = [plain.render(sample, "c") for sample in samples] + [plain.render(samples[-1], "c", 96)]
+    plain.close()
+    different = [int((a != b).sum()) for a, b in zip(pictures, expected)]
+    assert not any(different), (quality, different)
 assert len({picture.tobytes() for picture in expected}) > 20
 print("same pictures")
 """
@@ -245,7 +248,7 @@ for _ in range(60):
     pictures.append(culled.render(samples[-1], "c"))
     drawn.append(culled._scene.ngeom)
 culled.close()
-render.geom_records = lambda *_: None
+shortcuts.geom_records = lambda *_: None
 plain = render.Renderer(model, 64, "fast")
 expected = [plain.render(sample, "c") for sample in samples]
 different = [int((a != b).sum()) for a, b in zip(pictures, expected)]
@@ -321,7 +324,7 @@ for _ in range(20):
     pictures.append(merged.render(samples[-1], "c"))
     drawn.append(merged._scene.ngeom)
 merged.close()
-render.geom_records = lambda *_: None
+shortcuts.geom_records = lambda *_: None
 plain = render.Renderer(model, 128, "fast")
 expected = [plain.render(sample, "c") for sample in samples]
 assert plain._scene.ngeom == 1 + 2 * 22 and max(drawn) <= 1 + 4 + 2 + 2, drawn
@@ -342,7 +345,7 @@ import numpy as np
 from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.worker.libero_import import prepare_libero
 prepare_libero(resolve_assets("embedded").path)
-from rlt_gym.libero.worker import simulator as module
+from rlt_gym.libero.worker import controller
 from rlt_gym.libero.worker.simulator import LiberoSimulator
 actions = np.random.default_rng(0).uniform(-1, 1, (10, 7))
 def play(simulator):
@@ -357,11 +360,11 @@ def check(words):
     assert any(words in str(w.message) and "robosuite's own loop" in str(w.message) for w in caught), caught
     assert not simulator.compiled
     return simulator
-find = module.find_functions
-module.find_functions = lambda: None
+find = controller.find_functions
+controller.find_functions = lambda: None
 check("not found in this MuJoCo")
-module.find_functions = find
-LiberoSimulator._is_default_controller = lambda self: False
+controller.find_functions = find
+controller._is_default_controller = lambda problem: False
 assert np.array_equal(play(check("OSC_POSE")), expected)
 print("same states")
 """
