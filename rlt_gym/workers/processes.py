@@ -122,7 +122,7 @@ def _reap(process: subprocess.Popen) -> None:
 class _Spawned:
     def __init__(self, plan: LaunchPlan, descriptors: Sequence[int], settings: WorkerSettings, slots: int):
         names = ("channel_fd", "lifeline_fd", "pictures_fd", "log_fd")
-        arguments: dict[str, Any] = dict(zip(names, descriptors, strict=True))
+        arguments: dict[str, Any] = dict(zip(names, descriptors))
         arguments.update(owner=os.getpid(), slots=slots, settings=settings)
         self._process = plan.popen("rlt_gym.workers.worker", json.dumps(arguments), descriptors, arguments["log_fd"])
         self.pid = self._process.pid
