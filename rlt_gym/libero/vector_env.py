@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space
 
 from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.suites.tasks import SPLITS, SUITE_HORIZONS, get_tasks
-from rlt_gym.workers.channel import FRAME_SIZE
+from rlt_gym.workers.backend import WorkerSettings, backend_settings
 from rlt_gym.workers.hooks import check_hook, check_one_env, hook_info
 from rlt_gym.workers.pool import WorkerError, WorkerPool
 from rlt_gym.workers.processes import LaunchPlan
@@ -25,7 +25,9 @@ ACTION_SIZE = 7
 PROPRIO_SIZE = 8
 OBSERVATION_KEYS = ("agentview", "wrist", "proprio")
 CONTROL_FREQUENCY = 20
-RENDER_QUALITIES = ("exact", "fast")
+RENDER_QUALITIES = ("exact", "fast", "stock")
+#: Side of the frames of ``render()``.
+FRAME_SIZE = 256
 
 #: Most tasks whose simulators a worker keeps, and bytes to reckon with for each.
 _RESIDENT, _RESIDENT_BYTES = 4, 400 << 20
@@ -116,7 +118,8 @@ class LiberoVectorEnv(VectorEnv):
         that compare episodes from one state; ``task_id`` and ``init_index`` tell the groups apart. Selection and
         evaluation play each state once all the same.
     :param image_size: Side S of the pictures in pixels, at most 256.
-    :param render: ``"exact"`` (LIBERO's pictures bit for bit) or ``"fast"`` (cheap robot, no multisampling).
+    :param render: ``"exact"`` (LIBERO's pictures bit for bit), ``"fast"`` (cheap robot, no multisampling) or
+        ``"stock"`` (the pictures of ``"exact"``, drawn without any shortcut, to find the cause of a wrong pixel).
     :param max_episode_steps: Control steps before truncation; ``None`` for the suite's horizon.
     :param train_episode_steps: The same in the training split, at most ``max_episode_steps``; ``None``: no difference.
         An attempt that has failed early then costs less time, and an evaluation keeps the suite's horizon.
@@ -135,6 +138,8 @@ class LiberoVectorEnv(VectorEnv):
     :param worker_timeout: Seconds without an answer after which a worker counts as hung.
     :param max_restarts: Restarts of each worker before :class:`~rlt_gym.workers.processes.WorkerError` is raised.
     :param resident_tasks: Tasks whose simulators each worker keeps; ``None``: up to 4, as memory allows.
+    :param compiled: Whether control steps run through the compiled loop or through robosuite's own, which gives the
+        same states some four times slower, to find the cause of a wrong state.
     :raises ValueError: A bad argument or missing assets, before any process starts.
     :raises WorkerError: No worker can be started.
     """
@@ -165,6 +170,7 @@ class LiberoVectorEnv(VectorEnv):
         critical_phase_kwargs: dict[str, Any] | None = None,
         group_size: int = 1,
         train_episode_steps: int | None = None,
+        compiled: bool = True,
     ):
         self.num_envs = _checked_int("num_envs", num_envs, 1, 1024)
         self.tasks = get_tasks(suite, task_ids)
@@ -195,6 +201,8 @@ class LiberoVectorEnv(VectorEnv):
         self._shard = (0, 1)
         if render not in RENDER_QUALITIES:
             raise ValueError(f"render must be one of {RENDER_QUALITIES}, got {render!r}")
+        if not isinstance(compiled, bool):
+            raise ValueError(f"compiled must be True or False, got {compiled!r}")
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode must be None or 'rgb_array', got {render_mode!r}")
         mode = AutoresetMode(autoreset_mode)
@@ -231,11 +239,18 @@ class LiberoVectorEnv(VectorEnv):
         self._dones = np.zeros(self.num_envs, dtype=bool)
         #: Envs whose simulator was lost between two steps.
         self._lost: set[int] = set()
-        settings = {
-            "suite": suite,
-            "assets_path": str(self.assets.path),
-            "image_size": image_size,
-            "render": render,
+        settings: WorkerSettings = {
+            "name": "LIBERO",
+            "backend": backend_settings(
+                "rlt_gym.libero.worker.backend:LiberoBackend",
+                suite=suite,
+                assets_path=str(self.assets.path),
+                image_size=image_size,
+                render=render,
+                compiled=compiled,
+            ),
+            "pictures": {key: (image_size, image_size, 3) for key in ("agentview", "wrist")},
+            "frame_size": FRAME_SIZE,
             "resident": resident_tasks,
             "hooks": self._hooks,
         }

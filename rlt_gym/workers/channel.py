@@ -1,4 +1,4 @@
-"""What goes between an environment and a worker: messages over a socket, pictures through shared memory.
+"""Messages between an environment and a worker, over a socket.
 
 Neither side may rely on the other having the same Python or numpy (:mod:`rlt_gym.workers.launch`): arrays travel as
 their bytes, since numpy 2 pickles them under module names that numpy 1 does not know.
@@ -7,19 +7,13 @@ their bytes, since numpy 2 pickles them under module names that numpy 1 does not
 from __future__ import annotations
 
 import io
-import mmap
-import os
 import pickle
 import socket
 import struct
-import tempfile
 import time
 from typing import Any
 
 import numpy as np
-
-#: Side of the frames of ``render()``.
-FRAME_SIZE = 256
 
 _LENGTH = struct.Struct("!Q")
 _PROTOCOL = 4  # of Python 3.8
@@ -64,6 +58,8 @@ class Channel:
 
     def send(self, message: Any, timeout: float | None = None) -> None:
         """
+        :param message: As for :func:`encode`.
+        :param timeout: Seconds; ``None``: without end.
         :raises OSError: The other end is gone, or did not read for ``timeout`` seconds (``socket.timeout``).
         """
         content = encode(message)
@@ -72,6 +68,7 @@ class Channel:
 
     def receive(self, timeout: float | None = None) -> Any:
         """
+        :param timeout: Seconds; ``None``: without end.
         :raises EOFError: The other end is gone.
         :raises OSError: So is this one, or no whole message came within ``timeout`` seconds (``socket.timeout``).
         """
@@ -98,58 +95,3 @@ class Channel:
         except OSError:
             pass  # closed already, by us or by the other end
         self._socket.close()
-
-
-def anonymous_file(name: str, size: int = 0) -> int:
-    """
-    :return: Descriptor of a file in memory that has no path: nothing is left of it when its last user is gone.
-    """
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create(name)
-    else:
-        descriptor, path = tempfile.mkstemp(prefix=name)
-        os.unlink(path)
-    os.ftruncate(descriptor, size)
-    return descriptor
-
-
-class SharedPictures:
-    """
-    Slots for the two pictures of an observation, and one for a frame, in memory that both processes map.
-
-    :param descriptor: An :func:`anonymous_file` of :meth:`size_for` bytes.
-    :param image_size: Side S of an observation's pictures.
-    :param slots: Slot 0 is for the end of a chunk, the others for the observations inside it.
-    """
-
-    KEYS = ("agentview", "wrist")
-
-    def __init__(self, descriptor: int, image_size: int, slots: int):
-        memory = mmap.mmap(descriptor, self.size_for(image_size, slots))
-        everything = np.frombuffer(memory, dtype=np.uint8)
-        pictures = everything[: slots * len(self.KEYS) * image_size * image_size * 3]
-        self._pictures = pictures.reshape(slots, len(self.KEYS), image_size, image_size, 3)
-        self.frame = everything[len(pictures) :].reshape(FRAME_SIZE, FRAME_SIZE, 3)
-
-    @classmethod
-    def size_for(cls, image_size: int, slots: int) -> int:
-        """
-        :return: Bytes needed.
-        """
-        return 3 * (slots * len(cls.KEYS) * image_size**2 + FRAME_SIZE**2)
-
-    def put(self, observation: dict[str, np.ndarray], slot: int) -> dict[str, np.ndarray]:
-        """
-        :return: What is left of the observation for the message.
-        """
-        for index, key in enumerate(self.KEYS):
-            self._pictures[slot, index] = observation[key]
-        return {key: value for key, value in observation.items() if key not in self.KEYS}
-
-    def take(self, rest: dict[str, np.ndarray], slot: int) -> dict[str, np.ndarray]:
-        """
-        :param rest: What :meth:`put` returned.
-        :return: The observation, in arrays of its own.
-        """
-        pictures = {key: self._pictures[slot, index].copy() for index, key in enumerate(self.KEYS)}
-        return {**pictures, **rest}

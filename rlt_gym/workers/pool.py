@@ -1,133 +1,25 @@
-"""The environment's end of one worker, and of all of them under supervision."""
+"""The workers of one environment under supervision."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import socket
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from rlt_gym.workers.channel import Channel, SharedPictures, anonymous_file
-from rlt_gym.workers.gl import say_no_egl
-from rlt_gym.workers.processes import (
-    GLChoice,
-    LaunchPlan,
-    WorkerError,
-    WorkerFailure,
-    WorkerProcess,
-    start_worker,
-    tail,
-)
+from rlt_gym.workers.backend import WorkerSettings
+from rlt_gym.workers.client import WorkerClient
+from rlt_gym.workers.gl import GLChoice, say_no_egl
+from rlt_gym.workers.processes import LaunchPlan, WorkerError, WorkerFailure
 
-__all__ = ["WorkerClient", "WorkerError", "WorkerFailure", "WorkerPool"]
+__all__ = ["WorkerError", "WorkerFailure", "WorkerPool"]
 
 logger = logging.getLogger(__name__)
 
 #: A worker that broke so many times in a row without one answer would do so again.
 _IN_A_ROW = 3
-
-
-def _terminate(process: WorkerProcess, channel: Channel, lifeline: socket.socket, log: int, owner: int) -> None:
-    if os.getpid() != owner:  # a fork of the owner must not take the worker from it
-        return
-    channel.close()
-    process.end()  # by force: a worker owns nothing that it would have to put away
-    lifeline.close()
-    with contextlib.suppress(OSError):
-        os.close(log)
-
-
-class WorkerClient:
-    """
-    Starts one worker process and talks to it.
-
-    :param plan: How to start it.
-    :param settings: Keyword arguments of :class:`rlt_gym.libero.worker.worker.Worker`.
-    :param slots: Observations that the shared memory holds.
-    :param task_ids: Tasks it will play, the first ones first.
-    :param timeout: Seconds to wait for an answer before the worker counts as hung.
-    :raises WorkerFailure: The zygote broke.
-    """
-
-    def __init__(
-        self, plan: LaunchPlan, settings: dict[str, Any], slots: int, task_ids: Sequence[int], timeout: float = 300.0
-    ):
-        self._timeout = timeout
-        self._number = 0
-        self._log = anonymous_file("rlt-worker-log")
-        memory = anonymous_file("rlt-pictures", SharedPictures.size_for(settings["image_size"], slots))
-        channel, their_channel = socket.socketpair()
-        lifeline, their_lifeline = socket.socketpair()
-        try:
-            self.pictures = SharedPictures(memory, settings["image_size"], slots)
-            descriptors = (their_channel.fileno(), their_lifeline.fileno(), memory, self._log)
-            process = start_worker(plan, descriptors, settings, slots, task_ids, timeout)
-        except BaseException:
-            channel.close()
-            lifeline.close()
-            os.close(self._log)
-            raise
-        finally:
-            os.close(memory)
-            their_channel.close()
-            their_lifeline.close()
-        self.pid = process.pid
-        self._channel = Channel(channel)
-        self._finalizer = weakref.finalize(self, _terminate, process, self._channel, lifeline, self._log, os.getpid())
-
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return not self._finalizer.alive
-
-    def send(self, command: str, **arguments: Any) -> None:
-        """
-        Ask; the answer is fetched with :meth:`receive`, so that several workers run at once. Answers that nobody
-        fetched, e.g. after an interrupt, are skipped.
-
-        :raises WorkerFailure: The worker is dead or does not read.
-        """
-        self._number += 1
-        try:
-            self._channel.send((self._number, command, arguments), self._timeout)
-        except OSError as error:
-            raise self._broken(error) from error
-
-    def receive(self, patience: float = 1.0) -> Any:
-        """
-        :param patience: How many times the usual timeout to wait.
-        :return: The answer to the last :meth:`send`.
-        :raises WorkerFailure: The worker raised, died or did not answer in time.
-        """
-        while True:
-            try:
-                number, status, value = self._channel.receive(patience * self._timeout)
-            except (EOFError, OSError) as error:
-                raise self._broken(error) from error
-            if number == self._number:
-                break
-        if status == "error":
-            raise WorkerFailure(f"LIBERO worker {self.pid} failed:\n{value}")
-        return value
-
-    def _broken(self, error: Exception) -> WorkerFailure:
-        if self.closed:
-            return WorkerFailure(f"LIBERO worker {self.pid} was closed")
-        if isinstance(error, TimeoutError):
-            what = f"did not answer within {self._timeout:g} s (worker_timeout)"
-        else:
-            what = "died; out-of-memory kills show in `dmesg`"
-        return WorkerFailure(f"LIBERO worker {self.pid} {what}. {tail(self._log)}".strip())
-
-    def close(self) -> None:
-        """End the worker. Safe to call twice and from another thread."""
-        self._finalizer()
 
 
 class WorkerPool:
@@ -136,8 +28,10 @@ class WorkerPool:
 
     :param num_workers: How many.
     :param plan: How to start them.
-    :param settings: Keyword arguments of :class:`rlt_gym.libero.worker.worker.Worker`.
-    :param slots: As for :class:`WorkerClient`, likewise ``task_ids`` and ``timeout``.
+    :param settings: What they are to play, and how.
+    :param slots: Observations that the shared memory of each holds.
+    :param task_ids: Tasks that they will play, the first ones first; a zygote builds those ahead.
+    :param timeout: Seconds to wait for an answer before a worker counts as hung.
     :param max_restarts: Restarts of each worker before :meth:`restart` raises.
     :raises WorkerError: They cannot be started.
     """
@@ -146,7 +40,7 @@ class WorkerPool:
         self,
         num_workers: int,
         plan: LaunchPlan,
-        settings: dict[str, Any],
+        settings: WorkerSettings,
         slots: int,
         task_ids: Sequence[int],
         timeout: float,
@@ -154,6 +48,7 @@ class WorkerPool:
     ):
         self.restarts = np.zeros(num_workers, dtype=np.int64)
         self._in_a_row = [0] * num_workers
+        self._name = settings["name"]
         self._plan = plan
         self._arguments = (settings, slots, task_ids, timeout)
         self._max_restarts = max_restarts
@@ -184,11 +79,11 @@ class WorkerPool:
             self._in_a_row[worker] += 1
             if self.restarts[worker] >= self._max_restarts or self._in_a_row[worker] > _IN_A_ROW:
                 raise WorkerError(
-                    f"LIBERO worker of env {worker} broke again after {self.restarts[worker]} restarts "
+                    f"{self._name} worker of env {worker} broke again after {self.restarts[worker]} restarts "
                     f"(max_restarts={self._max_restarts}, {_IN_A_ROW} in a row). The last failure: {failure}"
                 ) from failure
             self.restarts[worker] += 1
-            logger.warning("restarting the LIBERO worker of env %d: %s", worker, failure)
+            logger.warning("restarting the %s worker of env %d: %s", self._name, worker, failure)
             self._give_up_egl(worker, failure)
             try:
                 self.clients[worker] = self._start()

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlt_gym.workers.channel import anonymous_file
+from rlt_gym.workers.backend import WorkerSettings
 from rlt_gym.workers.gl import GLChoice, choose_gl
+from rlt_gym.workers.shared_memory import anonymous_file
 
 WORKER_STARTS = ("auto", "zygote", "spawn")
 _LAUNCH = str(Path(__file__).with_name("launch.py"))
@@ -41,6 +42,7 @@ class LaunchPlan:
 
     :param python: Interpreter of the workers; ``None``: ``RLT_WORKER_PYTHON``, else this one.
     :param start: One of :data:`WORKER_STARTS`; ``"auto"`` is the zygote, but a subprocess for another interpreter.
+    :param gl: What they draw with.
     """
 
     python: str
@@ -50,6 +52,8 @@ class LaunchPlan:
     @classmethod
     def checked(cls, start: str, python: str | os.PathLike[str] | None) -> LaunchPlan:
         """
+        :param start: As in the constructor.
+        :param python: As in the constructor.
         :raises ValueError: Unknown way to start, or no such interpreter.
         """
         if start not in WORKER_STARTS:
@@ -82,7 +86,14 @@ class LaunchPlan:
         return result
 
     def popen(self, module: str, argument: str, descriptors: Sequence[int], log: int) -> subprocess.Popen:
-        """Run :mod:`rlt_gym.workers.launch`, with its output in a log from its first import on."""
+        """
+        Run :mod:`rlt_gym.workers.launch`, with its output in a log from its first import on.
+
+        :param module: Whose ``main`` it is to call.
+        :param argument: For that.
+        :param descriptors: What the process inherits.
+        :param log: Descriptor of the log.
+        """
         return subprocess.Popen(
             [self.python, _LAUNCH, module, argument],
             pass_fds=tuple(descriptors),
@@ -109,13 +120,11 @@ def _reap(process: subprocess.Popen) -> None:
 
 
 class _Spawned:
-    def __init__(self, plan: LaunchPlan, descriptors: Sequence[int], settings: dict[str, Any], slots: int):
+    def __init__(self, plan: LaunchPlan, descriptors: Sequence[int], settings: WorkerSettings, slots: int):
         names = ("channel_fd", "lifeline_fd", "pictures_fd", "log_fd")
-        arguments: dict[str, Any] = dict(zip(names, descriptors, strict=True))
+        arguments: dict[str, Any] = dict(zip(names, descriptors))
         arguments.update(owner=os.getpid(), slots=slots, settings=settings)
-        self._process = plan.popen(
-            "rlt_gym.libero.worker.worker", json.dumps(arguments), descriptors, arguments["log_fd"]
-        )
+        self._process = plan.popen("rlt_gym.workers.worker", json.dumps(arguments), descriptors, arguments["log_fd"])
         self.pid = self._process.pid
 
     def end(self) -> None:
@@ -123,7 +132,7 @@ class _Spawned:
 
 
 class _Forked:
-    def __init__(self, zygote: _Zygote, descriptors: Sequence[int], settings: dict[str, Any], slots: int):
+    def __init__(self, zygote: _Zygote, descriptors: Sequence[int], settings: WorkerSettings, slots: int):
         self._zygote = zygote
         self.pid: int = zygote.request("fork", descriptors, settings=settings, slots=slots)
 
@@ -164,7 +173,11 @@ class _Zygote:
         self, command: str, descriptors: Sequence[int] = (), timeout: float | None = None, **arguments: Any
     ) -> Any:
         """
+        :param command: Name of a method of :class:`rlt_gym.workers.zygote.Zygote`.
+        :param descriptors: Its first arguments, which are sent along.
         :param timeout: Seconds, if others than usual.
+        :param arguments: Its other arguments.
+        :return: What it returned.
         :raises WorkerFailure: The zygote raised, died or hung; in the last case it is killed, and its workers with it.
         """
         content = pickle.dumps((command, arguments), protocol=4)
@@ -179,11 +192,11 @@ class _Zygote:
             except (OSError, EOFError) as error:
                 self._process.send_signal(signal.SIGKILL)
                 raise WorkerFailure(
-                    f"The zygote of the LIBERO workers died or hung ({error!r}).\n{tail(self._log)}"
+                    f"The zygote of the workers died or hung ({error!r}).\n{tail(self._log)}"
                 ) from error
         status, value = pickle.loads(answer)
         if status == "error":
-            raise WorkerFailure(f"The zygote of the LIBERO workers failed:\n{value}\n{tail(self._log)}")
+            raise WorkerFailure(f"The zygote of the workers failed:\n{value}\n{tail(self._log)}")
         return value
 
 
@@ -209,13 +222,16 @@ def zygote_for(plan: LaunchPlan, timeout: float) -> _Zygote:
 def start_worker(
     plan: LaunchPlan,
     descriptors: Sequence[int],
-    settings: dict[str, Any],
+    settings: WorkerSettings,
     slots: int,
     task_ids: Sequence[int],
     timeout: float,
 ) -> WorkerProcess:
     """
-    :param plan: How; ``descriptors`` and the rest as in :func:`rlt_gym.libero.worker.worker.run`.
+    :param plan: How.
+    :param descriptors: The first four arguments of :func:`rlt_gym.workers.worker.run`.
+    :param settings: What it is to play, and how.
+    :param slots: Observations that its shared memory holds.
     :param task_ids: Tasks whose models a zygote builds ahead.
     :param timeout: Seconds a zygote may take for that.
     :raises WorkerFailure: It did not.
@@ -230,6 +246,7 @@ def start_worker(
 def tail(log: int, size: int = 3000) -> str:
     """
     :param log: Descriptor of the log file.
+    :param size: Most bytes to read.
     :return: Its last words, or an empty string.
     """
     length = os.fstat(log).st_size

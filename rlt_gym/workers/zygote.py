@@ -1,4 +1,4 @@
-"""A process that has LIBERO imported, compiled code loaded and models built, and forks workers from that state.
+"""A process that has the simulator imported, its code compiled and models built, and forks workers from that state.
 
 A forked worker starts in a fraction of the time and shares with its siblings the memory of all that. The zygote is a
 plain subprocess of the training process, so nothing of that one (torch, threads, GL, CUDA) is forked; it has one
@@ -21,20 +21,14 @@ import time
 import traceback
 from typing import Any
 
-import numpy as np
-
-from rlt_gym.libero.worker.libero_import import prepare_libero
-from rlt_gym.libero.worker.worker import run
+from rlt_gym.workers.backend import WorkerSettings, backend_key, load_backend
 from rlt_gym.workers.watchdog import alive_checker, kill_me_with_parent
+from rlt_gym.workers.worker import run
 
 MESSAGE_BYTES = 1 << 16
 
-#: Simulators kept for the workers to come, some 30 MB each without a GL context.
+#: Simulators kept for the workers to come, for LIBERO some 30 MB each without a GL context.
 _KEPT = 6
-
-
-def _key(settings: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(settings[name] for name in ("suite", "assets_path", "image_size", "render"))
 
 
 class Zygote:
@@ -47,7 +41,7 @@ class Zygote:
         self._control = control
         self._owner = owner
         self._owner_lives = alive_checker(owner)
-        self._simulators: dict[tuple[Any, ...], dict[int, Any]] = {}
+        self._simulators: dict[str, dict[int, Any]] = {}
         self._children: dict[int, int | None] = {}
 
     def serve(self) -> None:
@@ -78,30 +72,27 @@ class Zygote:
                 descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
         return content, list(descriptors)
 
-    def prepare(self, settings: dict[str, Any], task_ids: list[int]) -> None:
+    def prepare(self, settings: WorkerSettings, task_ids: list[int]) -> None:
         """
-        Build simulators, without GL, and play a step so that all code is compiled and loaded.
+        Build simulators ahead and play a step with each, so that all code is compiled and loaded.
 
-        :param settings: Of :class:`rlt_gym.libero.worker.worker.Worker`.
+        :param settings: Those of the workers to come.
         :param task_ids: Their tasks.
         """
-        prepare_libero(settings["assets_path"])
-        from rlt_gym.libero.rendering.triangles import warm_up
-        from rlt_gym.libero.worker.simulator import LiberoSimulator
-
-        warm_up()
-        known = self._simulators.setdefault(_key(settings), {})
+        backend = load_backend(settings["backend"])
+        known = self._simulators.setdefault(backend_key(settings["backend"]), {})
         for task_id in task_ids:
-            if task_id in known or sum(map(len, self._simulators.values())) >= _KEPT:
-                continue
-            simulator = LiberoSimulator(settings["suite"], task_id, settings["image_size"], settings["render"])
-            simulator.reset("train", 0, observe=False)
-            simulator.step_chunk(np.zeros((1, 7)), observe=False)
-            known[task_id] = simulator
+            if task_id not in known and sum(map(len, self._simulators.values())) < _KEPT:
+                known[task_id] = backend.warm_up(task_id)
 
-    def fork(self, channel: int, lifeline: int, pictures: int, log: int, settings: dict[str, Any], slots: int) -> int:
+    def fork(self, channel: int, lifeline: int, pictures: int, log: int, settings: WorkerSettings, slots: int) -> int:
         """
-        :param channel: Descriptor for :func:`rlt_gym.libero.worker.worker.run`, as the three after it.
+        :param channel: Descriptor for :func:`rlt_gym.workers.worker.run`.
+        :param lifeline: Likewise.
+        :param pictures: Likewise.
+        :param log: Likewise.
+        :param settings: Of the worker.
+        :param slots: Observations that its shared memory holds.
         :return: Id of the new worker.
         """
         zygote = os.getpid()
@@ -112,7 +103,7 @@ class Zygote:
             try:
                 kill_me_with_parent(zygote)
                 self._control.close()
-                simulators = self._simulators.get(_key(settings))
+                simulators = self._simulators.get(backend_key(settings["backend"]))
                 run(channel, lifeline, pictures, log, self._owner, slots, settings, simulators)
             finally:
                 os._exit(1)
@@ -125,7 +116,11 @@ class Zygote:
                 self._children[child] = 0
 
     def end(self, child: int) -> None:
-        """Kill a worker and wait until it is gone. Only ids of children not yet waited for are safe to kill."""
+        """
+        Kill a worker and wait until it is gone. Only ids of children not yet waited for are safe to kill.
+
+        :param child: Its id.
+        """
         self._reap()
         if child in self._children and self._children[child] is None:
             os.kill(child, signal.SIGKILL)
@@ -138,7 +133,11 @@ class Zygote:
 
 
 def main(argument: str) -> None:
-    """``launch.py rlt_gym.workers.zygote JSON`` with ``control_fd`` and ``owner``."""
+    """
+    Entry of ``launch.py rlt_gym.workers.zygote JSON``.
+
+    :param argument: ``control_fd`` and ``owner`` as JSON.
+    """
     arguments = json.loads(argument)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=arguments["control_fd"])

@@ -154,7 +154,7 @@ def check_assets(assets: str) -> Iterator[Finding]:
 
 def check_places() -> Iterator[Finding]:
     """Folders that have to be writable, and memory."""
-    from rlt_gym.libero.worker.libero_import import cache_dir
+    from rlt_gym.libero.suites.folders import cache_dir
 
     for folder, variable in ((cache_dir(), "RLT_CACHE"), (Path(tempfile.gettempdir()), "TMPDIR")):
         try:

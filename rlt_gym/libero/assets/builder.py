@@ -15,7 +15,7 @@ from rlt_gym.libero.assets.paints import PAINTS, TEXTURES
 from rlt_gym.libero.assets.schema import Asset, Joint, Lamp, Paint, Part, Region, Scene
 from rlt_gym.libero.assets.shapes import ORIGIN, UPRIGHT, Geom, Quat, Shape, Vec3
 from rlt_gym.libero.assets.textures import render_texture
-from rlt_gym.libero.worker.libero_import import cache_dir
+from rlt_gym.libero.suites.folders import cache_dir
 
 # LIBERO's contact predicates count the geoms of group 0 only, its renderer draws those of group 1 only.
 COLLISION, VISUAL, UNSEEN = "0", "1", "5"
@@ -258,7 +258,7 @@ def embedded_assets() -> Path:
     The folder's name holds a hash of its contents, so versions never mix, and each file is put in place atomically, so
     many processes may call this at once.
 
-    :return: Folder laid out like LIBERO's ``assets``, below :func:`rlt_gym.libero.worker.libero_import.cache_dir`.
+    :return: Folder laid out like LIBERO's ``assets``, below :func:`rlt_gym.libero.suites.folders.cache_dir`.
     """
     digest, files = _built()
     folder = cache_dir() / f"assets-{digest}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlt_gym.libero.assets.builder import embedded_assets
 from rlt_gym.libero.assets.catalogue import CATALOGUE
-from rlt_gym.libero.suites.tasks import libero_root
+from rlt_gym.libero.suites.folders import libero_root
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from rlt_gym.libero.suites.folders import libero_root
+
 #: Control steps (20 Hz) after which an episode is truncated. LIBERO itself never truncates; these are the limits
 #: of the OpenVLA evaluation protocol, set above the longest demonstration of each suite.
 SUITE_HORIZONS = {
@@ -47,18 +49,6 @@ class LiberoTask:
     @property
     def init_states_file(self) -> Path:
         return libero_root() / "init_files" / self.suite / f"{self.name}.pruned_init"
-
-
-@lru_cache(maxsize=None)
-def libero_root() -> Path:
-    """
-    :return: The folder ``libero/libero`` of the installed package, found without importing it.
-    :raises ImportError: LIBERO is not installed.
-    """
-    spec = importlib.util.find_spec("libero")
-    if spec is None or not spec.submodule_search_locations:
-        raise ImportError("LIBERO is not installed: run `pip install hf-libero`")
-    return Path(next(iter(spec.submodule_search_locations))) / "libero"
 
 
 @lru_cache(maxsize=None)

@@ -12,6 +12,7 @@ import ctypes
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Callable
 
 import mujoco
 import numba
@@ -20,7 +21,14 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
-from robosuite.utils.control_utils import nullspace_torques, opspace_matrices, orientation_error
+from robosuite.controllers.osc import OperationalSpaceController
+from robosuite.utils.control_utils import (
+    nullspace_torques,
+    opspace_matrices,
+    orientation_error,
+    set_goal_orientation,
+    set_goal_position,
+)
 
 #: Names under which builds of numpy carry the matrix-vector product of BLAS, and whether its integers have 64 bits.
 _GEMV_NAMES = (
@@ -112,16 +120,24 @@ def osc_torques(
     high,
 ):
     """
-    :param ee_pos: Gripper site position (3,) in m; ``ee_ori`` its rotation matrix (3, 3).
-    :param jac_pos: Jacobians of the site for the arm joints (3, 7), ``jac_ori`` likewise, ``jac_full`` both (6, 7);
-        column-major.
-    :param ee_pos_vel: Linear (m/s) and angular (``ee_ori_vel``, rad/s) velocity of the site (3,).
+    :param ee_pos: Gripper site position (3,) in m.
+    :param ee_ori: Its rotation matrix (3, 3).
+    :param jac_pos: Jacobian of the site's position for the arm joints (3, 7), column-major.
+    :param jac_ori: Jacobian of its rotation (3, 7), column-major.
+    :param jac_full: Both (6, 7), column-major.
+    :param ee_pos_vel: Linear velocity of the site (3,) in m/s.
+    :param ee_ori_vel: Angular velocity of the site (3,) in rad/s.
     :param mass_matrix: Arm block of the joint-space inertia (7, 7), column-major.
     :param bias: Gravity and Coriolis torques of the arm (7,).
-    :param goal_pos: Goals set by the action, (3,) and ``goal_ori`` (3, 3).
+    :param joint_pos: Joint angles of the arm (7,) in rad.
+    :param joint_vel: Joint velocities of the arm (7,) in rad/s.
+    :param goal_pos: Goal position set by the action (3,).
+    :param goal_ori: Goal rotation set by the action (3, 3).
     :param initial_joint: Rest posture for the null-space torques (7,).
-    :param kp: Gains (6,), damping ``kd`` (6,).
-    :param low: Torque limits (7,), ``high`` likewise.
+    :param kp: Gains (6,).
+    :param kd: Damping (6,).
+    :param low: Lower torque limits (7,).
+    :param high: Upper torque limits (7,).
     :return: Joint torques (7,) in Nm.
     """
     ori_error = orientation_error(goal_ori, ee_ori)
@@ -168,10 +184,32 @@ def drive(
     """
     One substep of arm and gripper: gather the arm's part of MuJoCo's arrays, write the torques and finger targets.
 
-    :param ctrl: Written, as is ``finger`` (2,), the gripper's integrated command in [-1, 1].
-    :param site_pos: Gripper site position (3,), ``site_mat`` its rotation (9,).
-    :param jacp: Jacobians of the site for all joints (3, nv), ``jacr`` likewise; ``mass`` the inertia (nv, nv).
-    :param joint_qpos: Where the arm's seven joints stand in ``qpos``, ``joint_qvel`` in ``qvel`` and ``bias`` (nv,).
+    :param ctrl: Written: MuJoCo's controls.
+    :param site_pos: Gripper site position (3,).
+    :param site_mat: Its rotation (9,).
+    :param jacp: Jacobian of the site's position for all joints (3, nv).
+    :param jacr: Jacobian of its rotation (3, nv).
+    :param ee_pos_vel: Linear velocity of the site (3,) in m/s.
+    :param ee_ori_vel: Angular velocity of the site (3,) in rad/s.
+    :param mass: Inertia of all joints (nv, nv).
+    :param bias: Gravity and Coriolis torques of all joints (nv,).
+    :param qpos: MuJoCo's positions.
+    :param qvel: MuJoCo's velocities (nv,).
+    :param joint_qpos: Where the arm's seven joints stand in ``qpos``.
+    :param joint_qvel: Where they stand in ``qvel`` and ``bias``.
+    :param goal_pos: Goal position (3,) in m.
+    :param goal_ori: Goal rotation (3, 3).
+    :param initial_joint: Rest posture (7,) in rad.
+    :param kp: Gains (6,).
+    :param kd: Damping (6,).
+    :param low: Lower torque limits (7,).
+    :param high: Upper torque limits (7,).
+    :param torque_actuators: Where the arm's torques stand in ``ctrl``.
+    :param finger: Written: the gripper's integrated command (2,) in [-1, 1].
+    :param finger_step: What is added to it (2,).
+    :param finger_actuators: Where the fingers' targets stand in ``ctrl``.
+    :param finger_bias: Middle of the fingers' targets (2,) in m.
+    :param finger_weight: Half of their range (2,) in m.
     """
     count = joint_qvel.size
     # Column-major, because robosuite's fancy indexing makes them so and BLAS rounds differently otherwise.
@@ -247,13 +285,15 @@ def substeps(
     finger_weight,
 ):
     """
-    Physics substeps with constant goals. The arrays that are not described here are those of :func:`drive`.
+    Physics substeps with constant goals. The arguments from ``ctrl`` on are those of :func:`drive`.
 
     :param functions: Found by :func:`find_functions`.
-    :param model: Address of the ``mjModel``, ``data`` of the ``mjData`` whose memory the arrays share.
+    :param model: Address of the ``mjModel``.
+    :param data: Address of the ``mjData`` whose memory the arrays share.
     :param begun: Whether ``mj_step1`` of the first substep is done.
     :param count: How many substeps.
-    :param site: Number of the gripper site, ``inertia`` MuJoCo's sparse inertia.
+    :param site: Number of the gripper site.
+    :param inertia: MuJoCo's sparse inertia.
     """
     step1, step2, jac_site, full_mass, gemv, wide = functions
     linear, angular = np.empty(3), np.empty(3)
@@ -270,3 +310,96 @@ def substeps(
             finger_actuators, finger_bias, finger_weight,
         )  # fmt: skip
         _call(step2, (model, data))
+
+
+def _is_default_controller(problem: Any) -> bool:
+    """The compiled controller is right for LIBERO's default controller only."""
+    controller = problem.robots[0].controller
+    return (
+        len(problem.robots) == 1
+        and isinstance(controller, OperationalSpaceController)
+        and controller.impedance_mode == "fixed"
+        and controller.use_delta
+        and controller.use_ori
+        and controller.uncoupling
+        and controller.interpolator_pos is None
+        and controller.interpolator_ori is None
+        and problem.control_freq == 20
+    )
+
+
+class CompiledLoop:
+    """
+    The control steps of one simulator through :func:`substeps`.
+
+    :param problem: LIBERO's environment. Its model and data must stay where they are in memory.
+    :raises NotImplementedError: They cannot run that way; says why.
+    """
+
+    def __init__(self, problem: Any):
+        functions = find_functions()
+        if functions is None:
+            raise NotImplementedError(
+                "The functions that rlt's compiled loop calls were not found in this MuJoCo and this numpy (try their "
+                "wheels from PyPI)"
+            )
+        if not _is_default_controller(problem):
+            raise NotImplementedError(
+                "LIBERO's controller is not the OSC_POSE delta controller at 20 Hz that rlt compiles (the defaults are "
+                "in robosuite's controllers/config/osc_pose.json)"
+            )
+        self._problem, sim, robot = problem, problem.sim, problem.robots[0]
+        self._model, self._data = model, data = sim.model._model, sim.data._data
+        # Names are looked up once instead of at each of 25 substeps.
+        self._torque_actuators = np.array(robot._ref_joint_actuator_indexes)
+        self._finger_actuators = np.array([sim.model.actuator_name2id(a) for a in robot.gripper.actuators])
+        ctrl_range = model.actuator_ctrlrange[self._finger_actuators]
+        self._finger_bias = 0.5 * (ctrl_range[:, 1] + ctrl_range[:, 0])
+        self._finger_weight = 0.5 * (ctrl_range[:, 1] - ctrl_range[:, 0])
+        self._site = sim.model.site_name2id(robot.gripper.important_sites["grip_site"])
+        self._torque_low, self._torque_high = (np.asarray(limit, dtype=np.float64) for limit in robot.torque_limits)
+        self._speed = np.array([-1.0, 1.0]) * robot.gripper.speed
+        # What :func:`substeps` always gets: addresses, and arrays that share MjData's memory, which never moves.
+        joints = model.nv
+        self._bound = (functions, model._address, data._address)
+        self._state = (
+            self._site, data.qM, data.ctrl, data.site_xpos[self._site], data.site_xmat[self._site],
+            np.zeros((3, joints)), np.zeros((3, joints)), np.zeros((joints, joints)), data.qfrc_bias, data.qpos,
+            data.qvel, np.array(robot._ref_joint_pos_indexes), np.array(robot._ref_joint_vel_indexes),
+        )  # fmt: skip
+
+    def step(self, action: np.ndarray, before: int, sample: Callable[[], None], after: int, begin: bool = True) -> None:
+        """
+        Play a control step.
+
+        :param action: float (7,).
+        :param before: Substeps before ``sample``.
+        :param sample: Called between the two; must not copy the model.
+        :param after: Substeps after it.
+        :param begin: Otherwise robosuite's own loop has set the controller's goal and played a substep before.
+        """
+        robot = self._problem.robots[0]
+        controller, gripper = robot.controller, robot.gripper
+        if begin:
+            mujoco.mj_step1(self._model, self._data)
+            self._set_goal(controller, action[:6])
+        finger = np.array(gripper.current_action, dtype=np.float64)
+        settings = (
+            controller.goal_pos, controller.goal_ori, controller.initial_joint, controller.kp, controller.kd,
+            self._torque_low, self._torque_high, self._torque_actuators, finger, self._speed * np.sign(action[6:]),
+            self._finger_actuators, self._finger_bias, self._finger_weight,
+        )  # fmt: skip
+        with without_viewer_flags(self._model):
+            substeps(*self._bound, begin, before, *self._state, *settings)
+            sample()
+            substeps(*self._bound, False, after, *self._state, *settings)
+        gripper.current_action = finger
+
+    def _set_goal(self, controller: Any, action: np.ndarray) -> None:
+        delta = controller.scale_action(action)
+        position = np.array(self._data.site_xpos[self._site])
+        rotation = np.array(self._data.site_xmat[self._site].reshape(3, 3))
+        # robosuite keeps the old goal orientation when no rotation is asked for (math.isclose against 0 is exact).
+        if np.any(delta[3:] != 0.0):
+            controller.goal_ori = set_goal_orientation(delta[3:], rotation, controller.orientation_limits)
+        controller.goal_pos = set_goal_position(delta[:3], position, controller.position_limits)

@@ -10,16 +10,7 @@ import sys
 import types
 from pathlib import Path
 
-from rlt_gym.libero.suites.tasks import libero_root
-
-
-def cache_dir() -> Path:
-    """
-    :return: ``$RLT_CACHE``, else ``$XDG_CACHE_HOME/rlt``, else ``~/.cache/rlt``.
-    """
-    if "RLT_CACHE" in os.environ:
-        return Path(os.environ["RLT_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rlt"
+from rlt_gym.libero.suites.folders import cache_dir, libero_root
 
 
 def _write_config(folder: Path) -> None:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from run_helpers import ROOT
 
+from rlt_gym.libero.vector_env import LiberoVectorEnv
+
 SCRIPT = ROOT / "tests" / "helpers" / "compare_with_stock.py"
 ASSETS = ["embedded", pytest.param("official", marks=pytest.mark.official)]
 
@@ -63,6 +65,86 @@ def test_a_short_run_equals_stock():
 def test_a_short_run_on_official_meshes_equals_stock():
     """Meshes are cut into clusters and culled, and the stove is a mirror: the pictures must not tell."""
     assert compare("libero_goal", 0, "official", "--steps", "16", "--episodes", "1")["steps"] == 16
+
+
+# ---------------------------------------------------------------- the switches that turn shortcuts off
+
+
+def played(assets: str, folder, **switches) -> dict[str, np.ndarray]:
+    """What two workers on two tasks (with a drawer; with the stove, a mirror) show in four chunks, and their states."""
+    folder.mkdir()
+    env = LiberoVectorEnv(
+        2,
+        "libero_goal",
+        [0, 7],
+        chunk_length=3,
+        assets=assets,
+        image_size=48,
+        obs_stride=1,
+        render_mode="rgb_array",
+        critical_phase="intervention_hooks:note_state",
+        critical_phase_kwargs={"folder": str(folder)},
+        **switches,
+    )
+    try:
+        shown = [env.reset(seed=3)[0]]
+        actions = np.random.default_rng(0).uniform(-1, 1, (4, 2, 3, 7)) - [0, 0, 0.3, 0, 0, 0, 0]
+        for chunk in np.clip(actions, -1, 1):
+            obs, rewards, *_, infos = env.step(chunk)
+            inner = {f"inner_{key}": value for key, value in infos["inner_obs"].items()}
+            shown.append({**obs, **inner, "rewards": rewards, "step_rewards": infos["step_rewards"]})
+        found = {f"{number} {key}": value for number, part in enumerate(shown) for key, value in part.items()}
+        states = {f"states of {number}": np.fromfile(folder / str(pid)) for number, pid in enumerate(env.worker_pids)}
+        return {**found, **states, "frames": env.render()}
+    finally:
+        env.close()
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("assets", ASSETS)
+def test_nothing_changes_when_shortcuts_are_switched_off(assets, tmp_path):
+    """Pictures, inner pictures, frames, rewards, proprioception and whole states, bit for bit."""
+    if assets == "official" and not os.environ.get("RLT_LIBERO_ASSETS"):
+        pytest.skip("RLT_LIBERO_ASSETS is not set")
+    expected = played(assets, tmp_path / "exact", render="exact")
+    assert {name.split()[-1] for name in expected} >= {"agentview", "wrist", "proprio", "inner_wrist"}
+    assert all(len(expected[f"states of {number}"]) > 5 * 40 for number in range(2))
+    for name, switches in (("stock", {"render": "stock"}), ("both", {"render": "stock", "compiled": False})):
+        found = played(assets, tmp_path / name, **switches)
+        assert found.keys() == expected.keys()
+        different = [name for name in expected if not np.array_equal(found[name], expected[name])]
+        assert not different, (switches, different)
+
+
+@pytest.mark.sim
+def test_switched_off_shortcuts_are_not_even_imported(tmp_path):
+    """Neither by the zygote, which builds ahead, nor by its workers."""
+    interpreter = tmp_path / "python"  # its own, so that it does not share the zygote of other environments
+    interpreter.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    interpreter.chmod(0o755)
+    shortcuts = {"culling", "triangles", "merged_boxes", "display_lists", "decimate", "camera_geometry", "shortcuts"}
+    arguments = {"assets": "embedded", "image_size": 48, "worker_start": "zygote", "worker_python": interpreter}
+
+    def loaded(**switches) -> set[str]:
+        env = LiberoVectorEnv(1, "libero_goal", [1], **arguments, **switches)
+        try:
+            env.reset(seed=0)
+            env.step(np.zeros((1, 8, 7)))
+            question = {"task_id": 1, "arguments": {}}
+            (names,) = env.call_workers("rlt_gym.libero.worker.fault_injection:loaded_modules", [question])
+        finally:
+            env.close()
+        return {name.rpartition(".")[2] for name in names if name.startswith("rlt_gym.libero.")}
+
+    assert not loaded(render="stock", compiled=False) & (shortcuts | {"controller"})
+    assert loaded(render="exact") >= shortcuts | {"controller"}
+
+
+def test_switches_are_checked_before_any_process_starts():
+    with pytest.raises(ValueError, match=r"render must be one of \('exact', 'fast', 'stock'\), got 'best'"):
+        LiberoVectorEnv(assets="embedded", render="best")
+    with pytest.raises(ValueError, match="compiled must be True or False, got 1"):
+        LiberoVectorEnv(assets="embedded", compiled=1)
 
 
 # ---------------------------------------------------------------- culling, without a simulator
@@ -145,6 +227,7 @@ os.environ.setdefault("LP_NUM_THREADS", "0")
 import mujoco
 import numpy as np
 from rlt_gym.libero.rendering import renderer as render
+from rlt_gym.libero.rendering import shortcuts
 
 
 def throw(data, reach, rng):
@@ -200,12 +283,14 @@ for number in range(90):
     pictures.append(culled.render(samples[-1], "c"))
 pictures.append(culled.render(samples[-1], "c", 96))
 culled.close()
-render.can_cull, render.geom_records = lambda *_: False, lambda *_: None
-plain = render.Renderer(model, 64)
-assert plain._culling is None
-expected = [plain.render(sample, "c") for sample in samples] + [plain.render(samples[-1], "c", 96)]
-different = [int((a != b).sum()) for a, b in zip(pictures, expected)]
-assert not any(different), different
+shortcuts.can_cull, shortcuts.geom_records = lambda *_: False, lambda *_: None
+for quality in ("exact", "stock"):
+    plain = render.Renderer(model, 64, quality)
+    assert plain._culling is None
+    expected = [plain.render(sample, "c") for sample in samples] + [plain.render(samples[-1], "c", 96)]
+    plain.close()
+    different = [int((a != b).sum()) for a, b in zip(pictures, expected)]
+    assert not any(different), (quality, different)
 assert len({picture.tobytes() for picture in expected}) > 20
 print("same pictures")
 """
@@ -242,7 +327,7 @@ for _ in range(60):
     pictures.append(culled.render(samples[-1], "c"))
     drawn.append(culled._scene.ngeom)
 culled.close()
-render.geom_records = lambda *_: None
+shortcuts.geom_records = lambda *_: None
 plain = render.Renderer(model, 64, "fast")
 expected = [plain.render(sample, "c") for sample in samples]
 different = [int((a != b).sum()) for a, b in zip(pictures, expected)]
@@ -318,7 +403,7 @@ for _ in range(20):
     pictures.append(merged.render(samples[-1], "c"))
     drawn.append(merged._scene.ngeom)
 merged.close()
-render.geom_records = lambda *_: None
+shortcuts.geom_records = lambda *_: None
 plain = render.Renderer(model, 128, "fast")
 expected = [plain.render(sample, "c") for sample in samples]
 assert plain._scene.ngeom == 1 + 2 * 22 and max(drawn) <= 1 + 4 + 2 + 2, drawn
@@ -339,7 +424,7 @@ import numpy as np
 from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.worker.libero_import import prepare_libero
 prepare_libero(resolve_assets("embedded").path)
-from rlt_gym.libero.worker import simulator as module
+from rlt_gym.libero.worker import controller
 from rlt_gym.libero.worker.simulator import LiberoSimulator
 actions = np.random.default_rng(0).uniform(-1, 1, (10, 7))
 def play(simulator):
@@ -354,12 +439,16 @@ def check(words):
     assert any(words in str(w.message) and "robosuite's own loop" in str(w.message) for w in caught), caught
     assert not simulator.compiled
     return simulator
-find = module.find_functions
-module.find_functions = lambda: None
+find = controller.find_functions
+controller.find_functions = lambda: None
 check("not found in this MuJoCo")
-module.find_functions = find
-LiberoSimulator._is_default_controller = lambda self: False
+controller.find_functions = find
+controller._is_default_controller = lambda problem: False
 assert np.array_equal(play(check("OSC_POSE")), expected)
+with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    asked = LiberoSimulator("libero_goal", 1, compiled=False)
+assert not asked.compiled and np.array_equal(play(asked), expected)
 print("same states")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -17,7 +17,7 @@ import pytest
 import rlt_gym
 from rlt_gym.libero.vector_env import LiberoVectorEnv
 from rlt_gym.workers import gl
-from rlt_gym.workers.channel import Channel, SharedPictures, anonymous_file, encode
+from rlt_gym.workers.channel import Channel, encode
 from rlt_gym.workers.pool import WorkerError
 from rlt_gym.workers.processes import LaunchPlan
 
@@ -347,7 +347,8 @@ def test_worker_modules_are_python_3_8_and_need_nothing_but_libero():
         "workers.launch",
         "workers.zygote",
         "workers.gl",
-        "libero.worker.worker",
+        "workers.worker",
+        "libero.worker.backend",  # named in the settings
         "libero.worker.fault_injection",
     )
     open_, known = {f"rlt_gym.{name}" for name in started}, set()
@@ -361,6 +362,20 @@ def test_worker_modules_are_python_3_8_and_need_nothing_but_libero():
             open_ |= {module} - known
     reached = {name.rpartition(".")[2] for name in known}
     assert {"libero_import", "simulator", "renderer", "tasks", "channel", "watchdog"} <= reached
+    assert {"culling", "controller", "folders", "shared_memory", "hooks"} <= reached
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("workers/*.py")), ids=lambda path: path.stem)
+def test_workers_know_no_benchmark(path):
+    """Not even in a string that is imported later; test_backend.py plays another simulator."""
+    if path.stem == "__init__":
+        assert path.read_text() == ""
+        return
+    others = [name for name in imports_of(f"rlt_gym.workers.{path.stem}") if name.startswith("rlt_gym.")]
+    assert all(name.startswith("rlt_gym.workers.") for name in others), others
+    code = ast.parse(path.read_text())
+    strings = [node.value for node in ast.walk(code) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    assert not [text for text in strings if text.startswith("rlt_gym.libero")]
 
 
 def test_messages_survive_another_numpy_and_partial_reads():
@@ -383,24 +398,6 @@ def test_messages_survive_another_numpy_and_partial_reads():
     sender.close()
     with pytest.raises(EOFError):
         receiver.receive(timeout=30)
-
-
-def test_shared_pictures_keep_slots_apart():
-    descriptor = anonymous_file("test", SharedPictures.size_for(8, 3))
-    ours, theirs = (SharedPictures(descriptor, 8, 3) for _ in range(2))
-    os.close(descriptor)
-    rng = np.random.default_rng(0)
-    observations = [
-        {key: rng.integers(0, 256, (8, 8, 3), dtype=np.uint8) for key in SharedPictures.KEYS} | {"proprio": np.zeros(8)}
-        for _ in range(3)
-    ]
-    theirs.frame[:] = 9
-    rests = [theirs.put(observation, slot) for slot, observation in enumerate(observations)]
-    assert [list(rest) for rest in rests] == [["proprio"]] * 3
-    for slot, (rest, observation) in enumerate(zip(rests, observations, strict=True)):
-        taken = ours.take(rest, slot)
-        assert all(np.array_equal(taken[key], observation[key]) for key in observation)
-    assert (ours.frame == 9).all()
 
 
 # ---------------------------------------------------------------- EGL

@@ -25,7 +25,7 @@ from rlt_gym.libero.assets.paints import PAINTS, TEXTURES
 from rlt_gym.libero.assets.schema import Asset, Scene, Texture
 from rlt_gym.libero.assets.shapes import UPRIGHT, Box, Cylinder, Prism, Ring, quat_multiply, rotate, slab, turn, turned
 from rlt_gym.libero.assets.textures import render_texture
-from rlt_gym.libero.suites.tasks import libero_root
+from rlt_gym.libero.suites.folders import libero_root
 from rlt_gym.libero.worker.libero_import import prepare_libero
 
 OBJECTS = ("akita_black_bowl_1", "cream_cheese_1", "wine_bottle_1", "plate_1")

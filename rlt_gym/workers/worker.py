@@ -1,11 +1,11 @@
-"""The process that owns one LIBERO simulator.
+"""The process that owns the simulators of one environment.
 
 Messages are ``(number, command, arguments)`` on a socket of their own; answers are ``(number, "ok", value)`` or
 ``(number, "error", traceback)``. Pictures go through shared memory. Whatever libraries print goes to a log, of which
 the environment shows the end when something fails. The process ends with its owner (:mod:`rlt_gym.workers.watchdog`).
 
-It imports LIBERO, numpy and modules of this package that need nothing else, and may run under another interpreter
-(:mod:`rlt_gym.workers.launch`).
+It imports numpy, the backend that its settings name (:mod:`rlt_gym.workers.backend`) and modules of this package that
+need nothing else, and may run under another interpreter (:mod:`rlt_gym.workers.launch`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from rlt_gym.libero.suites.tasks import episode_seed
-from rlt_gym.libero.worker.libero_import import prepare_libero
-from rlt_gym.workers.channel import FRAME_SIZE, Channel, SharedPictures
+from rlt_gym.workers.backend import Simulator, WorkerSettings, load_backend
+from rlt_gym.workers.channel import Channel
 from rlt_gym.workers.hooks import WorkerHooks
+from rlt_gym.workers.shared_memory import SharedPictures
 from rlt_gym.workers.watchdog import watch
 
 #: The log of what libraries print starts over when it has grown beyond this.
@@ -34,86 +34,85 @@ _LOG_BYTES = 4 << 20
 class Worker:
     """
     Answers the vector environment's messages. Keeps the simulator of each task it has played, since a model takes
-    seconds to build, up to ``resident`` of them (some 300 MB each).
+    seconds to build, up to ``resident`` of them (some 300 MB each for LIBERO).
 
-    :param suite: Name of the suite; ``assets_path``: folder of assets; ``image_size``, ``render``: as in the simulator.
+    :param settings: What the owner says, see :class:`~rlt_gym.workers.backend.WorkerSettings`.
     :param pictures: Where observations are left.
     :param simulators: Simulators built before, by task.
-    :param hooks: Of :func:`~rlt_gym.workers.hooks.check_hook`, by the arguments of :class:`WorkerHooks`.
     """
 
     def __init__(
-        self,
-        suite: str,
-        assets_path: str,
-        image_size: int,
-        render: str,
-        pictures: SharedPictures,
-        resident: int = 3,
-        simulators: dict[int, Any] | None = None,
-        hooks: dict[str, Any] | None = None,
+        self, settings: WorkerSettings, pictures: SharedPictures, simulators: dict[int, Simulator] | None = None
     ):
-        prepare_libero(assets_path)
-        from rlt_gym.libero.worker import simulator  # after prepare_libero, which silences these imports
-
-        self._make = lambda task_id: simulator.LiberoSimulator(suite, task_id, image_size, render)
+        self._backend = load_backend(settings["backend"])
         self._pictures = pictures
-        self._simulators: dict[int, Any] = dict(simulators or {})
-        self._resident = resident
+        self._simulators: dict[int, Simulator] = dict(simulators or {})
+        self._resident = settings["resident"]
         self._current: Any = None
-        self._hooks = WorkerHooks(**(hooks or {}))
+        self._hooks = WorkerHooks(**settings["hooks"])
 
     def _select(self, task_id: int) -> None:
         if task_id not in self._simulators:
             if len(self._simulators) >= self._resident:
                 self._simulators.pop(next(iter(self._simulators))).close()
-            self._simulators[task_id] = self._make(task_id)
+            self._simulators[task_id] = self._backend.make(task_id)
         chosen = self._simulators[task_id]
         if self._current is not None and self._current is not chosen:
             self._current.close()  # one GL context alive at a time
         self._current = chosen
 
-    def _leave(self, observation: dict[str, np.ndarray], slot: int = 0) -> dict[str, np.ndarray]:
-        # A lost GL context raises nothing, it draws nothing; a scene seen from above is never of one colour.
-        picture = observation["agentview"]
-        if picture.min() == picture.max():
-            raise RuntimeError("the picture is empty: the GL context is lost")
-        return self._pictures.put(observation, slot)
-
     def build(self, task_id: int) -> None:
-        """Build a task's simulator ahead of its first episode."""
+        """
+        Build a task's simulator ahead of its first episode.
+
+        :param task_id: Number of the task.
+        """
         self._select(task_id)
 
     def reset(self, task_id: int, split: str, index: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Start an episode; leaves its first observation in slot 0 and returns what the hooks say as well."""
+        """
+        Start an episode; its first pictures are left in slot 0.
+
+        :param task_id: Number of the task.
+        :param split: Name of the set of initial states.
+        :param index: Number of the initial state in it.
+        :return: The rest of the observation, and what the hooks say.
+        """
         self._select(task_id)
         observation = self._current.reset(split, index)
-        seed = episode_seed(self._current.task, split, index)
+        seed = self._current.episode_seed(split, index)
         # What a policy can do is measured without help.
         said = self._hooks.begin_episode(self._current, seed, takeover=split == "train")
-        return self._leave(observation), said
+        return self._pictures.put(observation, 0), said
 
     def step(
         self, actions: np.ndarray, observe_at: tuple[int, ...] = ()
     ) -> tuple[dict[str, np.ndarray], np.ndarray, bool, list[dict[str, np.ndarray]], dict[str, Any]]:
         """
-        Play a chunk until success; ``actions`` (k, 7) is already cut at the horizon. Leaves the last observation in
-        slot 0 and those of the steps ``observe_at`` in slots 1, 2, ...
+        Play a chunk until success. The last pictures are left in slot 0, those inside the chunk in slots 1, 2, ...
+
+        :param actions: float (k, A), already cut at the horizon.
+        :param observe_at: Control steps (from 1) inside the chunk after which to observe as well.
+        :return: The rest of the last observation, rewards of the executed steps, success, the rests of the inner
+            observations, and what the hooks say.
         """
         result = self._current.step_chunk(actions, observe_at=observe_at, choose=self._hooks.choose)
         said = self._hooks.end_chunk()
-        inner = [self._leave(observation, slot) for slot, observation in enumerate(result.inner, start=1)]
-        return self._leave(result.observation), result.step_rewards, result.success, inner, said
+        inner = [self._pictures.put(observation, slot) for slot, observation in enumerate(result.inner, start=1)]
+        return self._pictures.put(result.observation, 0), result.step_rewards, result.success, inner, said
 
     def render(self) -> None:
         """Leave an upright picture of the scene in the frame's slot."""
-        self._pictures.frame[:] = self._current.pictures({"frame": "agentview"}, FRAME_SIZE)["frame"][::-1]
+        self._pictures.frame[:] = self._current.frame(len(self._pictures.frame))
 
     def call(self, function: str, task_id: int, arguments: dict[str, Any]) -> Any:
         """
         Run ``module:name`` on the task's simulator, inside this process.
 
-        :param function: A function of this package, whose first parameter is the :class:`LiberoSimulator`.
+        :param function: A function of this package, whose first parameter is the simulator.
+        :param task_id: Number of the task.
+        :param arguments: Its other arguments.
+        :raises ValueError: It is not of this package.
         """
         module, name = function.split(":")
         if module.split(".")[0] != "rlt_gym":
@@ -128,12 +127,17 @@ def _trim_log() -> None:
 
 
 def serve(
-    channel: Channel, pictures: SharedPictures, settings: dict[str, Any], simulators: dict[int, Any] | None = None
+    channel: Channel,
+    pictures: SharedPictures,
+    settings: WorkerSettings,
+    simulators: dict[int, Simulator] | None = None,
 ) -> None:
     """
     Answer messages until the other end closes.
 
-    :param settings: Keyword arguments of :class:`Worker`.
+    :param channel: This end of the socket.
+    :param pictures: Where observations are left.
+    :param settings: What the owner says.
     :param simulators: Simulators built before, by task.
     """
     worker: Worker | None = None
@@ -144,7 +148,7 @@ def serve(
             return
         try:
             if worker is None:
-                worker = Worker(pictures=pictures, simulators=simulators, **settings)
+                worker = Worker(settings, pictures, simulators)
             answer = (number, "ok", getattr(worker, command)(**arguments))
         except Exception:
             answer = (number, "error", traceback.format_exc())
@@ -162,26 +166,29 @@ def run(
     log_fd: int,
     owner: int,
     slots: int,
-    settings: dict[str, Any],
-    simulators: dict[int, Any] | None = None,
+    settings: WorkerSettings,
+    simulators: dict[int, Simulator] | None = None,
 ) -> None:
     """
     The whole life of a worker process; does not return.
 
-    :param channel_fd: This end of the socket for messages; ``lifeline_fd``: of the one that tells of the owner's end.
-    :param pictures_fd: Memory for :class:`SharedPictures` with ``slots`` slots.
+    :param channel_fd: This end of the socket for messages.
+    :param lifeline_fd: This end of the socket that tells of the owner's end.
+    :param pictures_fd: Memory for :class:`~rlt_gym.workers.shared_memory.SharedPictures`.
     :param log_fd: File for stdout and stderr.
     :param owner: Id of the process that owns the environment.
-    :param settings: As for :func:`serve`.
+    :param slots: How many observations that memory holds.
+    :param settings: What the owner says.
+    :param simulators: Simulators built before, by task.
     """
     try:
         for stream in (1, 2):
             os.dup2(log_fd, stream)
-        faulthandler.enable()  # a crash in MuJoCo or GL says where
+        faulthandler.enable()  # a crash in the simulator or in GL says where
         # Ctrl-C reaches the whole process group; the owner decides what happens to the workers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         watch(lifeline_fd, owner)
-        pictures = SharedPictures(pictures_fd, settings["image_size"], slots)
+        pictures = SharedPictures(pictures_fd, settings["pictures"], settings["frame_size"], slots)
         serve(Channel(socket.socket(fileno=channel_fd)), pictures, settings, simulators)
     except BaseException:
         traceback.print_exc()
@@ -190,5 +197,9 @@ def run(
 
 
 def main(argument: str) -> None:
-    """``launch.py rlt_gym.libero.worker.worker JSON`` with the arguments of :func:`run`."""
+    """
+    Entry of ``launch.py rlt_gym.workers.worker JSON``.
+
+    :param argument: The arguments of :func:`run` as JSON.
+    """
     run(**json.loads(argument))

@@ -1,0 +1,188 @@
+"""What a worker process plays: a class that makes simulators, named by its owner.
+
+``rlt_gym.workers`` knows no benchmark. The owner of the workers names a :class:`Backend` as ``"module:Class"``; the
+worker imports it and asks it for a :class:`Simulator` of each task. A second simulator is therefore one new folder with
+two classes. A backend's module runs in the worker's interpreter: Python 3.8, NumPy and what the simulator needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import Any, Callable, Collection, Protocol, TypedDict
+
+import numpy as np
+
+#: What may decide about a control step: gets the action of the chunk, returns the one to execute.
+Choose = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass
+class ChunkResult:
+    """
+    What one chunk did.
+
+    :param observation: After the last executed step: pictures uint8 (height, width, 3) and small arrays, by key.
+    :param step_rewards: float32 (k,), one per executed control step.
+    :param success: Whether the task's goal is reached.
+    :param inner: Observations at the steps asked for that came before the last executed one.
+    """
+
+    observation: dict[str, np.ndarray]
+    step_rewards: np.ndarray
+    success: bool
+    inner: list[dict[str, np.ndarray]] = field(default_factory=list)
+
+
+class Simulator(Protocol):
+    """One task's simulator in a worker. Whatever it raises ends the worker's episode, and the worker is replaced."""
+
+    def reset(self, split: str, index: int) -> dict[str, np.ndarray]:
+        """
+        Start an episode; the same arguments give the same episode on any worker.
+
+        :param split: Name of the set of initial states.
+        :param index: Number of the initial state in it.
+        :return: The first observation.
+        """
+        ...
+
+    def episode_seed(self, split: str, index: int) -> int:
+        """
+        :param split: As in :meth:`reset`.
+        :param index: As in :meth:`reset`.
+        :return: Seed of that episode. The randomness of hooks comes from it too.
+        """
+        ...
+
+    def step_chunk(
+        self, actions: np.ndarray, *, observe_at: Collection[int] = (), choose: Choose | None = None
+    ) -> ChunkResult:
+        """
+        :param actions: float (k, A); played until the goal is reached.
+        :param observe_at: Numbers (from 1) of the control steps inside the chunk after which to observe as well.
+        :param choose: Asked before each control step what to do instead of its action.
+        """
+        ...
+
+    def frame(self, size: int) -> np.ndarray:
+        """
+        :param size: Side in pixels.
+        :return: Upright picture of the scene for people, uint8 (size, size, 3).
+        """
+        ...
+
+    def close(self) -> None:
+        """
+        Free what only one simulator of a process may have at a time (a GL context). Called when another task's turn
+        comes; a later :meth:`reset` may use the simulator again.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """
+    Makes the simulators of one process. It is constructed with the keyword arguments of its settings, in every process
+    anew, and may change the process for all that comes after (environment variables, import settings).
+    """
+
+    def make(self, task_id: int) -> Simulator:
+        """
+        :param task_id: Number of the task.
+        :return: Its simulator, which has not played yet.
+        """
+        ...
+
+    def warm_up(self, task_id: int) -> Simulator:
+        """
+        Called in the zygote, whose forks share what it has in memory.
+
+        :param task_id: Number of the task.
+        :return: The same as :meth:`make`, after a step was played: all code is compiled and loaded. It must have no
+            thread and no GL context, which a fork would not survive.
+        """
+        ...
+
+
+class WorkerSettings(TypedDict):
+    """
+    What the owner says about its workers, in types that JSON has.
+
+    ``name``: what error messages call the simulator, e.g. ``"LIBERO"``. ``backend``: of :func:`backend_settings`.
+    ``pictures``: shape (height, width, 3) of each picture in an observation, by key; those go through shared memory.
+    ``frame_size``: side of the frames for people. ``resident``: how many tasks' simulators a worker keeps.
+    ``hooks``: arguments of :class:`~rlt_gym.workers.hooks.WorkerHooks`.
+    """
+
+    name: str
+    backend: dict[str, Any]
+    pictures: dict[str, Any]
+    frame_size: int
+    resident: int
+    hooks: dict[str, Any]
+
+
+def backend_settings(target: str, **kwargs: Any) -> dict[str, Any]:
+    """
+    Name a backend, in the owner's process, without importing it: the owner may lack what the simulator needs.
+
+    :param target: ``"module:Class"`` of a :class:`Backend`.
+    :param kwargs: Its keyword arguments: numbers, strings, lists, dicts.
+    :return: Entry ``backend`` of :class:`WorkerSettings`.
+    :raises ValueError: There is no such module, or the arguments cannot be sent to a worker.
+    """
+    allowed = f"backend must be 'module:Class' of an importable class, got {target!r}"
+    if not isinstance(target, str) or target.count(":") != 1 or not all(target.split(":")):
+        raise ValueError(allowed)
+    module = target.split(":")[0]
+    if module == "__main__":
+        raise ValueError(f"{allowed}: workers cannot import a script that is running, put it into a module of its own")
+    try:
+        json.dumps(kwargs)
+    except TypeError as error:
+        raise ValueError(
+            f"arguments of backend {target!r} must be numbers, strings, lists and dicts, which can be sent to a "
+            f"worker, got {kwargs!r}"
+        ) from error
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"{allowed}: {error}") from error
+    if spec is None:
+        raise ValueError(f"{allowed}: there is no module {module!r}")
+    return {"target": target, "kwargs": kwargs, "path": _import_folder(module, spec.origin)}
+
+
+def _import_folder(module: str, file: str | None) -> str | None:
+    """The folder that must be on ``sys.path`` to import a module; None for a module of this package."""
+    if module.split(".")[0] == "rlt_gym" or not file:
+        return None
+    levels = module.count(".") + (1 if os.path.basename(file) == "__init__.py" else 0)
+    folder = os.path.abspath(file)
+    for _ in range(levels + 1):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def load_backend(settings: dict[str, Any]) -> Backend:
+    """
+    Import and construct a backend, inside a worker or a zygote.
+
+    :param settings: Of :func:`backend_settings`.
+    """
+    if settings["path"] is not None and settings["path"] not in sys.path:
+        sys.path.append(settings["path"])
+    module, name = settings["target"].split(":")
+    return getattr(importlib.import_module(module), name)(**settings["kwargs"])
+
+
+def backend_key(settings: dict[str, Any]) -> str:
+    """
+    :param settings: Of :func:`backend_settings`.
+    :return: Equal for backends whose simulators can stand for each other.
+    """
+    return json.dumps(settings, sort_keys=True)

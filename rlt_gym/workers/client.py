@@ -1,0 +1,116 @@
+"""The environment's end of one worker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from rlt_gym.workers.backend import WorkerSettings
+from rlt_gym.workers.channel import Channel
+from rlt_gym.workers.processes import LaunchPlan, WorkerFailure, WorkerProcess, start_worker, tail
+from rlt_gym.workers.shared_memory import SharedPictures, anonymous_file
+
+
+def _terminate(process: WorkerProcess, channel: Channel, lifeline: socket.socket, log: int, owner: int) -> None:
+    if os.getpid() != owner:  # a fork of the owner must not take the worker from it
+        return
+    channel.close()
+    process.end()  # by force: a worker owns nothing that it would have to put away
+    lifeline.close()
+    with contextlib.suppress(OSError):
+        os.close(log)
+
+
+class WorkerClient:
+    """
+    Starts one worker process and talks to it.
+
+    :param plan: How to start it.
+    :param settings: What it is to play, and how.
+    :param slots: Observations that the shared memory holds.
+    :param task_ids: Tasks it will play, the first ones first.
+    :param timeout: Seconds to wait for an answer before the worker counts as hung.
+    :raises WorkerFailure: The zygote broke.
+    """
+
+    def __init__(
+        self, plan: LaunchPlan, settings: WorkerSettings, slots: int, task_ids: Sequence[int], timeout: float = 300.0
+    ):
+        self._timeout = timeout
+        self._number = 0
+        self._log = anonymous_file("rlt-worker-log")
+        self._name = settings["name"]
+        layout = (settings["pictures"], settings["frame_size"], slots)
+        memory = anonymous_file("rlt-pictures", SharedPictures.size_for(*layout))
+        channel, their_channel = socket.socketpair()
+        lifeline, their_lifeline = socket.socketpair()
+        try:
+            self.pictures = SharedPictures(memory, *layout)
+            descriptors = (their_channel.fileno(), their_lifeline.fileno(), memory, self._log)
+            process = start_worker(plan, descriptors, settings, slots, task_ids, timeout)
+        except BaseException:
+            channel.close()
+            lifeline.close()
+            os.close(self._log)
+            raise
+        finally:
+            os.close(memory)
+            their_channel.close()
+            their_lifeline.close()
+        self.pid = process.pid
+        self._channel = Channel(channel)
+        self._finalizer = weakref.finalize(self, _terminate, process, self._channel, lifeline, self._log, os.getpid())
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return not self._finalizer.alive
+
+    def send(self, command: str, **arguments: Any) -> None:
+        """
+        Ask; the answer is fetched with :meth:`receive`, so that several workers run at once. Answers that nobody
+        fetched, e.g. after an interrupt, are skipped.
+
+        :param command: Name of a method of :class:`rlt_gym.workers.worker.Worker`.
+        :param arguments: Its arguments.
+        :raises WorkerFailure: The worker is dead or does not read.
+        """
+        self._number += 1
+        try:
+            self._channel.send((self._number, command, arguments), self._timeout)
+        except OSError as error:
+            raise self._broken(error) from error
+
+    def receive(self, patience: float = 1.0) -> Any:
+        """
+        :param patience: How many times the usual timeout to wait.
+        :return: The answer to the last :meth:`send`.
+        :raises WorkerFailure: The worker raised, died or did not answer in time.
+        """
+        while True:
+            try:
+                number, status, value = self._channel.receive(patience * self._timeout)
+            except (EOFError, OSError) as error:
+                raise self._broken(error) from error
+            if number == self._number:
+                break
+        if status == "error":
+            raise WorkerFailure(f"{self._name} worker {self.pid} failed:\n{value}")
+        return value
+
+    def _broken(self, error: Exception) -> WorkerFailure:
+        if self.closed:
+            return WorkerFailure(f"{self._name} worker {self.pid} was closed")
+        if isinstance(error, TimeoutError):
+            what = f"did not answer within {self._timeout:g} s (worker_timeout)"
+        else:
+            what = "died; out-of-memory kills show in `dmesg`"
+        return WorkerFailure(f"{self._name} worker {self.pid} {what}. {tail(self._log)}".strip())
+
+    def close(self) -> None:
+        """End the worker. Safe to call twice and from another thread."""
+        self._finalizer()

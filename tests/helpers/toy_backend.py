@@ -1,0 +1,44 @@
+"""A second simulator for workers, which counts; workers find it by its name, in this folder."""
+
+import numpy as np
+
+from rlt_gym.workers.backend import ChunkResult
+
+
+class Counter:
+    """Each control step adds its action to a number; the goal is to reach the task's number."""
+
+    def __init__(self, task_id, width):
+        self.goal, self.width = task_id, width
+
+    def observe(self):
+        return {"camera": np.full((4, self.width, 3), int(self.count), np.uint8), "count": np.array([self.count])}
+
+    def episode_seed(self, split, index):
+        return index
+
+    def reset(self, split, index):
+        self.count = float(index)
+        return self.observe()
+
+    def step_chunk(self, actions, *, observe_at=(), choose=None):
+        rewards, inner = [], []
+        for step, action in enumerate(actions, start=1):
+            self.count += float(action[0] if choose is None else choose(action)[0])
+            rewards.append(float(self.count >= self.goal))
+            if rewards[-1]:
+                break
+            if step in observe_at:
+                inner.append(self.observe())
+        return ChunkResult(self.observe(), np.array(rewards, np.float32), bool(rewards[-1]), inner)
+
+    def frame(self, size):
+        return np.full((size, size, 3), int(self.count), np.uint8)
+
+    def close(self):
+        pass
+
+
+class CounterBackend:
+    def __init__(self, width):
+        self.make = self.warm_up = lambda task_id: Counter(task_id, width)

@@ -1,0 +1,118 @@
+"""Workers of a simulator that is not LIBERO: its folder is all that a second one needs."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlt_gym.workers.backend import backend_key, backend_settings
+from rlt_gym.workers.pool import WorkerError, WorkerPool
+from rlt_gym.workers.processes import LaunchPlan
+from rlt_gym.workers.shared_memory import SharedPictures, anonymous_file
+
+SHAPES = {"camera": (4, 6, 3)}
+
+
+def pool_of(start, max_restarts=2, **hooks):
+    settings = {
+        "name": "Toy",
+        "backend": backend_settings("toy_backend:CounterBackend", width=6),
+        "pictures": SHAPES,
+        "frame_size": 8,
+        "resident": 2,
+        "hooks": hooks,
+    }
+    return WorkerPool(2, LaunchPlan.checked(start, None), settings, 2, [5], 60.0, max_restarts)
+
+
+def played(pool, worker, answer):
+    """Count and camera's number of the last observation, rewards, success and the counts inside the chunk."""
+    rest, rewards, success, inner, _ = answer
+    obs = pool.clients[worker].pictures.take(rest, 0)
+    assert obs["camera"].shape == SHAPES["camera"] and (obs["camera"] == int(obs["count"][0])).all()
+    inside = [pool.clients[worker].pictures.take(entry, slot) for slot, entry in enumerate(inner, start=1)]
+    assert all((entry["camera"] == int(entry["count"][0])).all() for entry in inside)
+    return obs["count"][0], rewards.tolist(), success, [entry["count"][0] for entry in inside]
+
+
+@pytest.mark.parametrize("start", ["spawn", "zygote"])
+def test_a_pool_of_another_simulator_plays_chunks_and_replaces_a_killed_worker(start):
+    pool = pool_of(start)
+    try:
+        resets = {worker: ("reset", {"task_id": 5, "split": "train", "index": worker}) for worker in range(2)}
+        answers, failures = pool.ask(resets)
+        assert not failures and [answers[worker][0]["count"][0] for worker in range(2)] == [0, 1]
+        chunk = ("step", {"actions": np.ones((2, 1)), "observe_at": (1,)})
+        answers, _ = pool.ask({0: chunk, 1: chunk})
+        assert played(pool, 0, answers[0]) == (2, [0, 0], False, [1])
+        assert played(pool, 1, answers[1]) == (3, [0, 0], False, [2])
+
+        os.kill(pool.clients[0].pid, signal.SIGKILL)
+        answers, failures = pool.ask({0: chunk, 1: chunk})
+        assert played(pool, 1, answers[1]) == (5, [0, 1], True, [4])  # its neighbour did not notice
+        assert list(failures) == [0] and "Toy worker" in str(failures[0]) and "died" in str(failures[0])
+        pool.restart(0, failures[0])
+        assert pool.restarts.tolist() == [1, 0]
+        assert not pool.ask({0: resets[0]})[1]
+        answers, _ = pool.ask({0: chunk})
+        assert played(pool, 0, answers[0]) == (2, [0, 0], False, [1])
+        assert not pool.ask({0: ("render", {})})[1]
+        assert pool.clients[0].pictures.frame.shape == (8, 8, 3) and (pool.clients[0].pictures.frame == 2).all()
+    finally:
+        pool.close()
+
+
+def test_an_error_of_the_simulator_reaches_the_owner_with_its_name():
+    pool = pool_of("spawn", max_restarts=0)
+    try:
+        _, failures = pool.ask({0: ("step", {"actions": np.ones((1, 1))})})  # never reset
+        assert "Toy worker" in str(failures[0]) and "AttributeError" in str(failures[0])
+        with pytest.raises(WorkerError, match=r"Toy worker of env 0 broke again .*max_restarts=0"):
+            pool.restart(0, failures[0])
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    "target, kwargs, message",
+    [
+        ("toy_backend", {}, "must be 'module:Class'"),
+        ("no_such_module:Backend", {}, "there is no module 'no_such_module'"),
+        ("no_such_package.backend:Backend", {}, "No module named 'no_such_package'"),
+        ("__main__:Backend", {}, "put it into a module of its own"),
+        ("toy_backend:CounterBackend", {"width": np.zeros(2)}, "can be sent to a worker"),
+    ],
+)
+def test_a_backend_that_workers_could_not_make_is_refused(target, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        backend_settings(target, **kwargs)
+
+
+def test_a_backends_folder_travels_along_and_its_arguments_tell_simulators_apart():
+    folder = str(Path(__file__).parents[2] / "helpers")
+    toy = backend_settings("toy_backend:CounterBackend", width=6)
+    assert toy == {"target": "toy_backend:CounterBackend", "kwargs": {"width": 6}, "path": folder}
+    assert backend_settings("rlt_gym.libero.worker.backend:LiberoBackend")["path"] is None
+    assert backend_key(toy) == backend_key(dict(reversed(toy.items())))
+    assert backend_key(toy) != backend_key(backend_settings("toy_backend:CounterBackend", width=7))
+
+
+def test_shared_pictures_keep_slots_and_keys_apart():
+    shapes = {"front": (8, 8, 3), "hand": (4, 6, 3)}
+    descriptor = anonymous_file("test", SharedPictures.size_for(shapes, 16, 3))
+    ours, theirs = (SharedPictures(descriptor, shapes, 16, 3) for _ in range(2))
+    os.close(descriptor)
+    rng = np.random.default_rng(0)
+    observations = [
+        {key: rng.integers(0, 256, shape, dtype=np.uint8) for key, shape in shapes.items()} | {"proprio": np.zeros(8)}
+        for _ in range(3)
+    ]
+    theirs.frame[:] = 9
+    rests = [theirs.put(observation, slot) for slot, observation in enumerate(observations)]
+    assert [list(rest) for rest in rests] == [["proprio"]] * 3
+    for slot, (rest, observation) in enumerate(zip(rests, observations, strict=True)):
+        taken = ours.take(rest, slot)
+        assert all(np.array_equal(taken[key], observation[key]) for key in observation)
+    assert ours.frame.shape == (16, 16, 3) and (ours.frame == 9).all()
