@@ -78,9 +78,9 @@ def config_schema() -> dict[str, Any]:
     for name in algorithm_names():
         properties[name] = {"type": "object", "description": f"keyword arguments of the algorithm {name!r}"}
     rlt = get_algorithm("rlt").load_class()
-    texts = _descriptions(rlt) | _descriptions(rlt.__init__)  # type: ignore[misc]
+    texts = _descriptions(rlt) | _descriptions(rlt.__init__)
     settings: dict[str, Any] = {}
-    for name, parameter in signature(rlt.__init__).parameters.items():  # type: ignore[misc]
+    for name, parameter in signature(rlt.__init__).parameters.items():
         if name in ("self", *RESERVED) or parameter.kind is Parameter.VAR_KEYWORD:
             continue
         settings[name] = {"description": texts.get(name, "")}
