@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,8 +12,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from rlt_gym.core.episodes import Episode, EpisodeSequence, checked_int
 from rlt_gym.libero.assets import resolve_assets
-from rlt_gym.libero.suites.tasks import SPLITS, SUITE_HORIZONS, get_tasks
+from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, get_tasks
 from rlt_gym.workers.channel import FRAME_SIZE
 from rlt_gym.workers.hooks import check_hook, check_one_env, hook_info
 from rlt_gym.workers.pool import WorkerError, WorkerPool
@@ -29,29 +28,6 @@ RENDER_QUALITIES = ("exact", "fast")
 
 #: Most tasks whose simulators a worker keeps, and bytes to reckon with for each.
 _RESIDENT, _RESIDENT_BYTES = 4, 400 << 20
-
-#: Initial states per task; those for evaluation are LIBERO's own 50 and then sampled ones.
-SPLIT_SIZES = {"train": 10_000, "selection": 500, "eval": 500}
-
-
-@dataclass
-class Episode:
-    """What one environment is playing."""
-
-    number: int
-    task_index: int
-    init_index: int
-    steps: int = 0
-
-
-def _checked_int(name: str, value: Any, low: int, high: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = low - 1
-    if isinstance(value, bool) or not low <= number <= high:
-        raise ValueError(f"{name} must be an integer in {low}..{high}, got {value!r}")
-    return number
 
 
 def _resident_tasks(num_tasks: int, num_envs: int) -> int:
@@ -166,13 +142,13 @@ class LiberoVectorEnv(VectorEnv):
         group_size: int = 1,
         train_episode_steps: int | None = None,
     ):
-        self.num_envs = _checked_int("num_envs", num_envs, 1, 1024)
+        self.num_envs = checked_int("num_envs", num_envs, 1, 1024)
         self.tasks = get_tasks(suite, task_ids)
-        self.chunk_length = _checked_int("chunk_length", chunk_length, 1, 100)
+        self.chunk_length = checked_int("chunk_length", chunk_length, 1, 100)
         if obs_stride is not None:
             if self.chunk_length == 1:
                 raise ValueError("obs_stride needs chunks of 2 or more control steps, got chunk_length=1")
-            _checked_int("obs_stride", obs_stride, 1, self.chunk_length - 1)
+            checked_int("obs_stride", obs_stride, 1, self.chunk_length - 1)
         self.obs_stride = obs_stride
         #: Control steps inside a chunk at which it is observed, besides its end.
         self._inner_steps = () if obs_stride is None else tuple(range(obs_stride, self.chunk_length, obs_stride))
@@ -183,16 +159,13 @@ class LiberoVectorEnv(VectorEnv):
         check_one_env(self._hooks["intervention"], self.num_envs)
         #: What the hooks of each env said last.
         self._said: list[dict[str, Any]] = [{}] * self.num_envs
-        image_size = _checked_int("image_size", image_size, 16, 256)
+        image_size = checked_int("image_size", image_size, 16, 256)
         horizon = SUITE_HORIZONS[suite] if max_episode_steps is None else max_episode_steps
-        self.max_episode_steps = _checked_int("max_episode_steps", horizon, 1, 100_000)
+        self.max_episode_steps = checked_int("max_episode_steps", horizon, 1, 100_000)
         if train_episode_steps is not None:
-            _checked_int("train_episode_steps", train_episode_steps, 1, self.max_episode_steps)
+            checked_int("train_episode_steps", train_episode_steps, 1, self.max_episode_steps)
         self.train_episode_steps = train_episode_steps
-        self._seed = _checked_int("seed", seed, 0, 2**63)
-        self._split = self._checked_split(init_states)
-        self.group_size = _checked_int("group_size", group_size, 1, 10_000)
-        self._shard = (0, 1)
+        self.sequence = EpisodeSequence(self.num_envs, len(self.tasks), init_states, seed, group_size)
         if render not in RENDER_QUALITIES:
             raise ValueError(f"render must be one of {RENDER_QUALITIES}, got {render!r}")
         if render_mode not in (None, "rgb_array"):
@@ -203,10 +176,10 @@ class LiberoVectorEnv(VectorEnv):
         plan = LaunchPlan.checked(worker_start, worker_python)
         if isinstance(worker_timeout, bool) or not isinstance(worker_timeout, int | float) or not worker_timeout > 0:
             raise ValueError(f"worker_timeout must be a number of seconds above 0, got {worker_timeout!r}")
-        _checked_int("max_restarts", max_restarts, 0, 10**9)
+        checked_int("max_restarts", max_restarts, 0, 10**9)
         if resident_tasks is None:
             resident_tasks = _resident_tasks(len(self.tasks), self.num_envs)
-        _checked_int("resident_tasks", resident_tasks, 1, 1000)
+        checked_int("resident_tasks", resident_tasks, 1, 1000)
         self.render_mode = render_mode
         self.metadata = {
             "render_modes": ["rgb_array"],
@@ -225,8 +198,6 @@ class LiberoVectorEnv(VectorEnv):
 
         self.assets = resolve_assets(assets)
         self._episodes: list[Episode | None] = [None] * self.num_envs
-        self._next_number = [0] * self.num_envs
-        self._train_next = [0] * self.num_envs
         self._observations: list[dict[str, np.ndarray]] = [{} for _ in range(self.num_envs)]
         self._dones = np.zeros(self.num_envs, dtype=bool)
         #: Envs whose simulator was lost between two steps.
@@ -239,7 +210,7 @@ class LiberoVectorEnv(VectorEnv):
             "resident": resident_tasks,
             "hooks": self._hooks,
         }
-        numbers = [self._place(self._number(env, 0)) for env in range(self.num_envs)]
+        numbers = [self.sequence.place(self.sequence.number(env, 0)) for env in range(self.num_envs)]
         first_tasks = [self.tasks[number % len(self.tasks)].task_id for number in numbers]
         ahead = list(dict.fromkeys(first_tasks))[:resident_tasks]
         self._pool = WorkerPool(
@@ -265,7 +236,7 @@ class LiberoVectorEnv(VectorEnv):
     @property
     def init_state_counts(self) -> dict[str, int]:
         """How many initial states the sequences of the selection and evaluation sets have before they begin again."""
-        return {split: SPLIT_SIZES[split] * len(self.tasks) for split in ("selection", "eval")}
+        return self.sequence.init_state_counts
 
     @property
     def worker_pids(self) -> list[int]:
@@ -274,36 +245,9 @@ class LiberoVectorEnv(VectorEnv):
 
     # ------------------------------------------------------------------ episodes
 
-    @staticmethod
-    def _checked_split(split: Any) -> str:
-        if split not in SPLITS:
-            raise ValueError(f"init_states must be one of {SPLITS}, got {split!r}")
-        return split
-
-    def _number(self, env: int, turn: int) -> int:
-        """Global number of the turn-th episode of an env. Later envs come first, as in ``evaluate_policy``."""
-        return self.num_envs - 1 - env + turn * self.num_envs
-
-    def _place(self, number: int) -> int:
-        """Which task and initial state of the split's sequence an episode has: its group's in practice."""
-        return number // self.group_size if self._split == "train" else number
-
-    def _new_episode(self, env: int) -> Episode:
-        number = self._number(env, self._next_number[env]) * self._shard[1] + self._shard[0]
-        self._next_number[env] += 1
-        place = self._place(number)
-        if self._split == "train":
-            draw = int(np.random.SeedSequence([self._seed, place]).generate_state(1)[0])
-            # Tasks take turns, from one that the seed chooses: whoever seeds anew after every few episodes (a run that
-            # evaluates or saves often) still practises all of them.
-            first = int(np.random.SeedSequence([self._seed]).generate_state(1)[0])
-            return Episode(number, (first + place) % len(self.tasks), draw % SPLIT_SIZES["train"])
-        turn, task_index = divmod(place, len(self.tasks))
-        return Episode(number, task_index, turn % SPLIT_SIZES[self._split])
-
     def _start_episodes(self, envs: Sequence[int]) -> None:
         for env in envs:
-            self._episodes[env] = self._new_episode(env)
+            self._episodes[env] = self.sequence.next(env)
         pending = list(envs)
         while pending:
             answers, failures = self._pool.ask({env: ("reset", self._reset_arguments(env)) for env in pending})
@@ -320,7 +264,7 @@ class LiberoVectorEnv(VectorEnv):
         episode = self._episodes[env]
         assert episode is not None
         task_id = self.tasks[episode.task_index].task_id
-        return {"task_id": task_id, "split": self._split, "index": episode.init_index}
+        return {"task_id": task_id, "split": self.sequence.split, "index": episode.init_index}
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -340,46 +284,29 @@ class LiberoVectorEnv(VectorEnv):
         if shard is not None and not 0 <= shard[0] < shard[1]:
             raise ValueError(f"shard must be (k, n) with 0 <= k < n, got {shard!r}")
         if split is not None:
-            split = self._checked_split(split)
+            split = self.sequence.checked_split(split)
         if mask is None:
             mask = np.ones(self.num_envs, dtype=bool)
         elif not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
             raise ValueError(f"reset_mask must be a bool array of shape ({self.num_envs},), got {mask!r}")
         if not mask.any():
             raise ValueError("reset_mask selects no environment")
-        if not mask.all() and split not in (None, self._split):
+        if not mask.all() and split not in (None, self.sequence.split):
             raise ValueError("init_states can only be switched for all environments at once")
 
         if isinstance(seed, list):
             seed = seed[0] if seed else None
         super().reset(seed=seed)
-        switched = split is not None and split != self._split
-        if switched and self._split == "train":
-            self._train_next = list(self._next_number)
-        if split is not None:
-            self._split = split
         if mask.all():
-            self._shard = (0, 1) if shard is None else (int(shard[0]), int(shard[1]))
-        if seed is not None:
-            self._seed = _checked_int("seed", seed, 0, 2**63)
-        if mask.all():
-            self._turn_sequence(switched, seed is not None)
+            self.sequence.restart(split, seed, shard)
+        elif seed is not None:
+            self.sequence.seed = self.sequence.checked_seed(seed)
         envs = np.flatnonzero(mask).tolist()
         self._start_episodes(envs)
         infos: dict[str, Any] = {}
         for env in envs:
             infos = self._add_info(infos, self._info(env), env)
         return self._batch(), infos
-
-    def _turn_sequence(self, switched: bool, seeded: bool) -> None:
-        """Where a full reset begins in the sequence of episodes."""
-        if seeded:
-            self._train_next = [0] * self.num_envs
-        if self._split != "train":
-            # A held-out sequence starts over, so that every evaluation sees the same states.
-            self._next_number = [0] * self.num_envs
-        elif switched or seeded:
-            self._next_number = list(self._train_next)  # practice goes on where an evaluation interrupted it
 
     # ------------------------------------------------------------------ steps
 
@@ -395,7 +322,7 @@ class LiberoVectorEnv(VectorEnv):
     @property
     def _horizon(self) -> int:
         """Control steps before truncation in the present split."""
-        shorter = self._split == "train" and self.train_episode_steps is not None
+        shorter = self.sequence.split == "train" and self.train_episode_steps is not None
         return self.train_episode_steps if shorter else self.max_episode_steps  # type: ignore[return-value]
 
     def step(self, actions: Any) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -426,7 +353,7 @@ class LiberoVectorEnv(VectorEnv):
         for env in range(self.num_envs):
             if env not in answers:
                 # Play this episode again, so that an evaluation misses none of its states.
-                self._next_number[env] -= 1
+                self.sequence.repeat(env)
                 truncations[env] = True
                 step_infos.append(self._info(env, restarted=True))
                 continue
