@@ -14,16 +14,13 @@ from gymnasium.vector.utils import batch_space
 
 from rlt_gym.core.episodes import Episode, EpisodeSequence, checked_int
 from rlt_gym.libero.assets import resolve_assets
+from rlt_gym.libero.robot import PANDA
 from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, get_tasks
 from rlt_gym.workers.channel import FRAME_SIZE
 from rlt_gym.workers.hooks import check_hook, check_one_env, hook_info
 from rlt_gym.workers.pool import WorkerError, WorkerPool
 from rlt_gym.workers.processes import LaunchPlan
 
-ACTION_SIZE = 7
-PROPRIO_SIZE = 8
-OBSERVATION_KEYS = ("agentview", "wrist", "proprio")
-CONTROL_FREQUENCY = 20
 RENDER_QUALITIES = ("exact", "fast")
 
 #: Most tasks whose simulators a worker keeps, and bytes to reckon with for each.
@@ -183,16 +180,16 @@ class LiberoVectorEnv(VectorEnv):
         self.render_mode = render_mode
         self.metadata = {
             "render_modes": ["rgb_array"],
-            "render_fps": CONTROL_FREQUENCY / self.chunk_length,
+            "render_fps": PANDA.control_frequency / self.chunk_length,
             "autoreset_mode": mode,
+            "robot": PANDA,
         }
         picture = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
+        proprio = spaces.Box(-np.inf, np.inf, (PANDA.proprio_size,), np.float32)
         self.single_observation_space = spaces.Dict(
-            agentview=picture,
-            wrist=deepcopy(picture),
-            proprio=spaces.Box(-np.inf, np.inf, (PROPRIO_SIZE,), np.float32),
+            [*((key, deepcopy(picture)) for key in PANDA.camera_keys), ("proprio", proprio)]
         )
-        self.single_action_space = spaces.Box(-1.0, 1.0, (self.chunk_length, ACTION_SIZE), np.float32)
+        self.single_action_space = spaces.Box(-1.0, 1.0, (self.chunk_length, PANDA.action_size), np.float32)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
@@ -312,7 +309,7 @@ class LiberoVectorEnv(VectorEnv):
 
     def _checked_actions(self, actions: Any) -> np.ndarray:
         array = np.asarray(actions)
-        expected = (self.num_envs, self.chunk_length, ACTION_SIZE)
+        expected = (self.num_envs, self.chunk_length, PANDA.action_size)
         if array.shape != expected:
             raise ValueError(f"actions must have shape {expected} (num_envs, chunk_length, 7), got {array.shape}")
         if not np.issubdtype(array.dtype, np.number) or not np.isfinite(array).all():
@@ -432,7 +429,7 @@ class LiberoVectorEnv(VectorEnv):
         }
 
     def _batch(self) -> dict[str, np.ndarray]:
-        return {key: np.stack([obs[key] for obs in self._observations]) for key in OBSERVATION_KEYS}
+        return {key: np.stack([obs[key] for obs in self._observations]) for key in (*PANDA.camera_keys, "proprio")}
 
     # ------------------------------------------------------------------ others
 

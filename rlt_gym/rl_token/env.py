@@ -9,31 +9,33 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
+from rlt_gym.core.robot_spec import RobotSpec
 from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.workers.hooks import ACTION_SIZE
 
 if TYPE_CHECKING:
     import os
 
-    from rlt_gym.libero.make import SingleEnv
+    from rlt_gym.core.single_env import SingleEnv
     from rlt_gym.rl_token.encoder import TokenEncoder
-    from rlt_gym.vla.base import FrozenVLA
-
-PICTURES_AND_PROPRIO = ("agentview", "wrist", "proprio")
+    from rlt_gym.vla.base import FrozenVLA, VLASpec
 
 
 class RLTokenVectorEnv(VectorWrapper):
     """
     Replaces the pictures of a raw vector environment by what stage 2 of the RL-token method reads: ``z_rl`` (D,),
-    ``vla_ref`` (C, 7), the first C actions of the VLA's chunk, and raw ``proprio`` (8,), all float32.
+    ``vla_ref`` (C, d), the first C actions of the VLA's chunk, and raw ``proprio`` (P,), all float32.
+
+    ``env.metadata["robot"]`` (:class:`~rlt_gym.core.robot_spec.RobotSpec`) says which cameras there are; the VLA gets
+    those that its own specification names.
 
     VLA and encoder run once per vector step, on one batch that holds the N observations and the final observations of
     the episodes that ended in this step. Actions, rewards and infos pass through. The mode of autoreset is the raw
     environment's (``SAME_STEP`` or ``DISABLED``).
 
     If the raw environment observes inside the chunks (``obs_stride``), those observations go into the same batch, and
-    ``info["inner_obs"]`` has them in this environment's form: ``z_rl`` (N, n, D), ``vla_ref`` (N, n, C, 7), ``proprio``
-    (N, n, 8), zeros where ``info["inner_count"]`` says that there are none.
+    ``info["inner_obs"]`` has them in this environment's form: ``z_rl`` (N, n, D), ``vla_ref`` (N, n, C, d), ``proprio``
+    (N, n, P), zeros where ``info["inner_count"]`` says that there are none.
 
     Where the raw environment's infos have ``critical_phase``, the VLA's own chunk is played instead of the action until
     it is true.
@@ -41,8 +43,8 @@ class RLTokenVectorEnv(VectorWrapper):
     ``metadata["fingerprint"]`` has the hashes of ``"vla"`` and ``"rl_token"``: runs compare them with what they were
     trained on.
 
-    :param env: Raw environment with observation ``agentview``, ``wrist``, ``proprio``, action (C, 7), and
-        ``instruction``, ``init_index``, ``episode_steps`` in its infos, e.g. ``LIBERO-v0``.
+    :param env: Raw environment with pictures and ``proprio`` as observation, a ``robot`` in its metadata, action
+        (C, d), and ``instruction``, ``init_index``, ``episode_steps`` in its infos, e.g. ``LIBERO-v0``.
     :param vla: The frozen VLA.
     :param encoder: The RL-token encoder that was trained on this VLA's tokens.
     :param device: Where both run.
@@ -53,15 +55,14 @@ class RLTokenVectorEnv(VectorWrapper):
         from rlt_gym.rl_token.encoder import frozen_fingerprint, load_rl_token
         from rlt_gym.vla.base import load_vla
 
-        single = env.single_observation_space
-        missing = {"agentview", "wrist", "proprio"} - set(single.keys() if isinstance(single, spaces.Dict) else ())
-        if missing:
+        single, shape = env.single_observation_space, env.single_action_space.shape
+        spec = load_vla(vla).spec
+        self._cameras = _camera_keys(env, spec)
+        if shape is None or len(shape) != 2 or shape[1] != spec.action_dim:
             raise ValueError(
-                f"The raw environment's observations lack {sorted(missing)}; use LIBERO-v0 or one like it."
+                f"The raw environment's action has shape {shape}; with the VLA {spec.name!r} it must be (chunk_length, "
+                f"{spec.action_dim})."
             )
-        shape = env.single_action_space.shape
-        if shape is None or len(shape) != 2 or shape[1] != 7:
-            raise ValueError(f"The raw environment's action has shape {shape}; it must be (chunk_length, 7).")
         mode = env.metadata.get("autoreset_mode")
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
             raise ValueError(f"The raw environment's autoreset_mode is {mode}; it must be SAME_STEP or DISABLED.")
@@ -112,7 +113,7 @@ class RLTokenVectorEnv(VectorWrapper):
         self, actions: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """
-        :param actions: Chunks (N, C, 7) in environment units; values beyond [-1, 1] are clipped by the raw environment.
+        :param actions: Chunks (N, C, d) in environment units; values beyond [-1, 1] are clipped by the raw environment.
         :return: Observations, rewards (sum over the executed steps), terminations, truncations, infos; ``final_obs``
             holds observations of this environment's form.
         :raises ValueError: If the shape is wrong or a value is NaN or infinite; nothing has been executed then.
@@ -136,13 +137,13 @@ class RLTokenVectorEnv(VectorWrapper):
         self._remember(infos)
         batches: list[Mapping[str, np.ndarray]] = [obs]
         if ended:
-            batches.append({key: np.stack([row[key] for row in final]) for key in PICTURES_AND_PROPRIO})
+            batches.append({key: np.stack([row[key] for row in final]) for key in (*self._cameras, "proprio")})
         all_tasks, all_keys = self._instruction + ended_tasks, [self._seed_key, ended_keys]
         inner_of, inner_at = np.zeros(0, dtype=int), np.zeros(0, dtype=int)
         if "inner_obs" in infos:
             valid = np.arange(infos["inner_obs"]["proprio"].shape[1]) < np.asarray(infos["inner_count"])[:, None]
             inner_of, inner_at = np.nonzero(valid)
-            batches.append({key: infos["inner_obs"][key][valid] for key in PICTURES_AND_PROPRIO})
+            batches.append({key: infos["inner_obs"][key][valid] for key in (*self._cameras, "proprio")})
             all_tasks = all_tasks + [played[i] for i in inner_of]
             steps = (inner_at + 1) * (self.obs_stride or 0)
             all_keys.append(began[inner_of] + np.stack([np.zeros_like(steps), steps], axis=1))
@@ -174,7 +175,7 @@ class RLTokenVectorEnv(VectorWrapper):
         self, batches: Sequence[Mapping[str, np.ndarray]], tasks: Sequence[str], seed_keys: np.ndarray
     ) -> dict[str, np.ndarray]:
         """One forward pass over all rows of ``batches``; the arrays are new ones."""
-        joined = {key: np.concatenate([batch[key] for batch in batches]) for key in PICTURES_AND_PROPRIO}
+        joined = {key: np.concatenate([batch[key] for batch in batches]) for key in (*self._cameras, "proprio")}
         proprio = joined.pop("proprio").astype(np.float32)
         seeds = [int(np.random.SeedSequence(key.tolist()).generate_state(1)[0]) for key in np.maximum(seed_keys, 0)]
         output = self.vla.forward({**joined, "state": proprio}, list(tasks), seed=seeds).check(
@@ -187,6 +188,29 @@ class RLTokenVectorEnv(VectorWrapper):
             "vla_ref": chunk.cpu().numpy().copy(),
             "proprio": proprio.copy(),
         }
+
+
+def _camera_keys(env: VectorEnv, spec: "VLASpec") -> tuple[str, ...]:
+    """
+    :param env: Raw environment.
+    :param spec: Of the VLA that is to see its pictures.
+    :return: Keys of the cameras that the VLA needs.
+    :raises ValueError: The environment has no robot, lacks an observation, or its robot lacks one of the cameras.
+    """
+    robot: RobotSpec | None = env.metadata.get("robot")
+    if robot is None:
+        raise ValueError("The raw environment's metadata lack 'robot', an rlt_gym.core.robot_spec.RobotSpec.")
+    single = env.single_observation_space
+    missing = {*robot.camera_keys, "proprio"} - set(single.keys() if isinstance(single, spaces.Dict) else ())
+    if missing:
+        raise ValueError(f"The raw environment's observations lack {sorted(missing)}; use LIBERO-v0 or one like it.")
+    unknown = [camera for camera in spec.cameras if camera not in robot.camera_keys]
+    if unknown:
+        raise ValueError(
+            f"The VLA {spec.name!r} needs the cameras {unknown}, and the robot {robot.name!r} has "
+            f"{list(robot.camera_keys)}: use a VLA and an environment that fit."
+        )
+    return tuple(spec.cameras)
 
 
 def _read_infos(infos: Mapping[str, Any], tasks: list[str], seed_keys: np.ndarray) -> None:
@@ -293,6 +317,6 @@ def make_rl_token(**kwargs: Any) -> "SingleEnv":
     :param kwargs: Arguments of :func:`make_rl_token_vec` without ``num_envs``.
     :return: One environment; it is reset by its user.
     """
-    from rlt_gym.libero.make import SingleEnv
+    from rlt_gym.core.single_env import SingleEnv
 
     return SingleEnv(make_rl_token_vec(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **kwargs))

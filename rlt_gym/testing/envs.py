@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from rlt_gym.libero.robot import PANDA
 from rlt_gym.workers.hooks import WorkerHooks, hook_info
+
+#: LIBERO's layout, since the fakes stand in for LIBERO.
+FAKE_ROBOT = replace(PANDA, name="fake")
 
 INIT_STATES = ("train", "selection", "eval")
 
@@ -69,10 +74,10 @@ class _FakeChunkVectorEnv(VectorEnv):
         self.init_states = _check_init_states(init_states)
         self._shard = (0, 1)
         self.render_mode = render_mode
-        self.metadata = {"render_modes": ["rgb_array"], "autoreset_mode": mode}
+        self.metadata = {"render_modes": ["rgb_array"], "autoreset_mode": mode, "robot": FAKE_ROBOT}
         self.single_observation_space = observation_space
         self.observation_space = batch_space(observation_space, num_envs)
-        self.single_action_space = spaces.Box(-1.0, 1.0, (chunk_length, 7), np.float32)
+        self.single_action_space = spaces.Box(-1.0, 1.0, (chunk_length, FAKE_ROBOT.action_size), np.float32)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._rngs = [np.random.default_rng([seed, index]) for index in range(num_envs)]
         self._episodes = np.full(num_envs, -1)

@@ -202,6 +202,19 @@ def test_constructor_refuses_what_does_not_fit():
         RLTokenVectorEnv(raw, wide, ReadingEncoder())
     with pytest.raises(ValueError, match="lack"):
         RLTokenVectorEnv(make(), CountingVLA(), ReadingEncoder())
+    other = CountingVLA()
+    other.spec = replace(other.spec, cameras=("agentview", "front"))
+    with pytest.raises(
+        ValueError, match=r"'counting' needs the cameras \['front'\].*'fake' has \['agentview', 'wrist'\]"
+    ):
+        RLTokenVectorEnv(raw, other, ReadingEncoder())
+    other.spec = replace(CountingVLA.spec, action_dim=6)
+    with pytest.raises(ValueError, match=r"\(4, 7\); with the VLA 'counting' it must be \(chunk_length, 6\)"):
+        RLTokenVectorEnv(raw, other, ReadingEncoder())
+    robot = raw.metadata.pop("robot")
+    with pytest.raises(ValueError, match="metadata lack 'robot'"):
+        RLTokenVectorEnv(raw, CountingVLA(), ReadingEncoder())
+    raw.metadata["robot"] = robot
     with pytest.raises(ValueError, match="autoreset_mode"):
         raw.metadata["autoreset_mode"] = AutoresetMode.NEXT_STEP
         RLTokenVectorEnv(raw, CountingVLA(), ReadingEncoder())
