@@ -12,12 +12,13 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from rlt_gym.core.chunk_info import chunk_info
 from rlt_gym.core.episodes import Episode, EpisodeSequence, checked_int
+from rlt_gym.core.hooks import check_hook, check_one_env
 from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.robot import PANDA
 from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, get_tasks
 from rlt_gym.workers.channel import FRAME_SIZE
-from rlt_gym.workers.hooks import check_hook, check_one_env, hook_info
 from rlt_gym.workers.pool import WorkerError, WorkerPool
 from rlt_gym.workers.processes import LaunchPlan
 
@@ -409,24 +410,11 @@ class LiberoVectorEnv(VectorEnv):
         episode = self._episodes[env]
         assert episode is not None
         task = self.tasks[episode.task_index]
-        padded = np.zeros(self.chunk_length, dtype=np.float32)
-        executed = 0 if step_rewards is None else len(step_rewards)
-        if step_rewards is not None:
-            padded[:executed] = step_rewards
-        return {
-            "step_rewards": padded,
-            "chunk_steps": executed,
-            "is_success": bool(success),
-            "episode_steps": episode.steps,
-            "instruction": task.instruction,
-            "task_id": task.task_id,
-            "init_index": episode.init_index,
-            "worker_restarted": restarted,
-            "worker_restarts": int(self._pool.restarts[env]),
-            **hook_info(
-                self._hooks, self.chunk_length, self._said[env], None if step_rewards is None else self._asked[env]
-            ),
-        }
+        return chunk_info(
+            (self.chunk_length, PANDA.action_size), episode, task.task_id, task.instruction, self._hooks,
+            self._said[env], step_rewards, success, None if step_rewards is None else self._asked[env], restarted,
+            self._pool.restarts[env],
+        )  # fmt: skip
 
     def _batch(self) -> dict[str, np.ndarray]:
         return {key: np.stack([obs[key] for obs in self._observations]) for key in (*PANDA.camera_keys, "proprio")}

@@ -11,7 +11,6 @@ from gymnasium.vector.utils import batch_space
 
 from rlt_gym.core.robot_spec import RobotSpec
 from rlt_gym.core.wrappers import GripperPenalty
-from rlt_gym.workers.hooks import ACTION_SIZE
 
 if TYPE_CHECKING:
     import os
@@ -247,7 +246,7 @@ def _penalty_arguments(gripper_penalty: float | Mapping[str, Any]) -> dict[str, 
     """
     arguments = dict(gripper_penalty) if isinstance(gripper_penalty, Mapping) else {"penalty": gripper_penalty}
     try:
-        GripperPenalty.check_arguments(ACTION_SIZE, **arguments)
+        GripperPenalty.check_arguments(7, **arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"gripper_penalty must be a number or a dict for GripperPenalty, got {gripper_penalty!r}: {error}"

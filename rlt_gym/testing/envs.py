@@ -12,8 +12,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from rlt_gym.core.chunk_info import hook_info
 from rlt_gym.libero.robot import PANDA
-from rlt_gym.workers.hooks import WorkerHooks, hook_info
+from rlt_gym.workers.hooks import WorkerHooks
 
 #: LIBERO's layout, since the fakes stand in for LIBERO.
 FAKE_ROBOT = replace(PANDA, name="fake")
@@ -84,7 +85,7 @@ class _FakeChunkVectorEnv(VectorEnv):
         self._steps = np.zeros(num_envs, dtype=np.int64)
         self._finished = np.ones(num_envs, dtype=bool)
         self._hooks = {"intervention": intervention, "critical_phase": critical_phase}
-        self._workers = [WorkerHooks(**self._hooks) for _ in range(num_envs)]
+        self._workers = [WorkerHooks(FAKE_ROBOT.action_size, **self._hooks) for _ in range(num_envs)]
         self._said: list[dict[str, Any]] = [{}] * num_envs
 
     # hooks -----------------------------------------------------------------------------------------------------
@@ -237,7 +238,10 @@ class _FakeChunkVectorEnv(VectorEnv):
             "init_index": init_index,
             "episode_steps": int(self._steps[index]),
             **hook_info(
-                self._hooks, self.chunk_length, self._said[index], None if step_rewards is None else self._asked[index]
+                self._hooks,
+                (self.chunk_length, 7),
+                self._said[index],
+                None if step_rewards is None else self._asked[index],
             ),
         }
 

@@ -27,6 +27,9 @@ from rlt_gym.workers.channel import FRAME_SIZE, Channel, SharedPictures
 from rlt_gym.workers.hooks import WorkerHooks
 from rlt_gym.workers.watchdog import watch
 
+#: Six pose deltas and the gripper.
+ACTION_SIZE = 7
+
 #: The log of what libraries print starts over when it has grown beyond this.
 _LOG_BYTES = 4 << 20
 
@@ -39,7 +42,7 @@ class Worker:
     :param suite: Name of the suite; ``assets_path``: folder of assets; ``image_size``, ``render``: as in the simulator.
     :param pictures: Where observations are left.
     :param simulators: Simulators built before, by task.
-    :param hooks: Of :func:`~rlt_gym.workers.hooks.check_hook`, by the arguments of :class:`WorkerHooks`.
+    :param hooks: Of :func:`~rlt_gym.core.hooks.check_hook`, by the arguments of :class:`WorkerHooks`.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Worker:
         self._simulators: dict[int, Any] = dict(simulators or {})
         self._resident = resident
         self._current: Any = None
-        self._hooks = WorkerHooks(**(hooks or {}))
+        self._hooks = WorkerHooks(ACTION_SIZE, **(hooks or {}))
 
     def _select(self, task_id: int) -> None:
         if task_id not in self._simulators:
