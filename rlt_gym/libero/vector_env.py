@@ -19,8 +19,8 @@ from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.robot import PANDA
 from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, get_tasks
 from rlt_gym.workers.channel import FRAME_SIZE
+from rlt_gym.workers.options import WorkerOptions
 from rlt_gym.workers.pool import WorkerError, WorkerPool
-from rlt_gym.workers.processes import LaunchPlan
 
 RENDER_QUALITIES = ("exact", "fast")
 
@@ -102,14 +102,10 @@ class LiberoVectorEnv(VectorEnv):
     :param critical_phase: Predicate ``"module:function"``, see :mod:`rlt_gym.libero.critical_phase`;
         ``critical_phase_kwargs``: its keyword arguments.
     :param autoreset_mode: ``SAME_STEP`` or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
-    :param worker_start: ``"zygote"`` (forked from a process that has LIBERO loaded: quick, and memory is shared),
-        ``"spawn"`` (a plain subprocess each) or ``"auto"`` (the first, but the second with another interpreter).
-    :param worker_python: Interpreter of the workers, which needs LIBERO and numpy only; ``None``: ``RLT_WORKER_PYTHON``
-        or this one.
-    :param worker_timeout: Seconds without an answer after which a worker counts as hung.
-    :param max_restarts: Restarts of each worker before :class:`~rlt_gym.workers.processes.WorkerError` is raised.
-    :param resident_tasks: Tasks whose simulators each worker keeps; ``None``: up to 4, as memory allows.
+    :param worker_options: ``worker_start``, ``worker_python``, ``worker_timeout``, ``max_restarts`` and
+        ``resident_tasks`` (``None``: up to 4, as memory allows), see :class:`~rlt_gym.workers.options.WorkerOptions`.
     :raises ValueError: A bad argument or missing assets, before any process starts.
+    :raises TypeError: An unknown argument.
     :raises WorkerError: No worker can be started.
     """
 
@@ -128,18 +124,15 @@ class LiberoVectorEnv(VectorEnv):
         seed: int = 0,
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
         obs_stride: int | None = None,
-        worker_start: str = "auto",
-        worker_python: str | os.PathLike[str] | None = None,
-        worker_timeout: float = 300.0,
-        max_restarts: int = 10,
-        resident_tasks: int | None = None,
         intervention: str | None = None,
         intervention_kwargs: dict[str, Any] | None = None,
         critical_phase: str | None = None,
         critical_phase_kwargs: dict[str, Any] | None = None,
         group_size: int = 1,
         train_episode_steps: int | None = None,
+        **worker_options: Any,
     ):
+        options = WorkerOptions.checked(type(self).__name__, worker_options)
         self.num_envs = checked_int("num_envs", num_envs, 1, 1024)
         self.tasks = get_tasks(suite, task_ids)
         self.chunk_length = checked_int("chunk_length", chunk_length, 1, 100)
@@ -171,13 +164,7 @@ class LiberoVectorEnv(VectorEnv):
         mode = AutoresetMode(autoreset_mode)
         if mode == AutoresetMode.NEXT_STEP:
             raise ValueError("autoreset_mode must be SAME_STEP or DISABLED: NEXT_STEP would waste a chunk per episode")
-        plan = LaunchPlan.checked(worker_start, worker_python)
-        if isinstance(worker_timeout, bool) or not isinstance(worker_timeout, int | float) or not worker_timeout > 0:
-            raise ValueError(f"worker_timeout must be a number of seconds above 0, got {worker_timeout!r}")
-        checked_int("max_restarts", max_restarts, 0, 10**9)
-        if resident_tasks is None:
-            resident_tasks = _resident_tasks(len(self.tasks), self.num_envs)
-        checked_int("resident_tasks", resident_tasks, 1, 1000)
+        resident_tasks = options.resident_tasks or _resident_tasks(len(self.tasks), self.num_envs)
         self.render_mode = render_mode
         self.metadata = {
             "render_modes": ["rgb_array"],
@@ -213,12 +200,12 @@ class LiberoVectorEnv(VectorEnv):
         ahead = list(dict.fromkeys(first_tasks))[:resident_tasks]
         self._pool = WorkerPool(
             self.num_envs,
-            plan.with_gl(),
+            options.plan().with_gl(),
             settings,
             1 + len(self._inner_steps),
             ahead,
-            float(worker_timeout),
-            max_restarts,
+            float(options.worker_timeout),
+            options.max_restarts,
         )
         # Build the first tasks side by side. What fails here fails for a reason that a restart does not mend.
         _, failures = self._pool.ask({env: ("build", {"task_id": task}) for env, task in enumerate(first_tasks)})
