@@ -2,15 +2,112 @@
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode
 
 from rlt_gym.core.single_env import SingleEnv
+from rlt_gym.core.wrappers import GripperPenalty
+from rlt_gym.libero.robot import PANDA
+from rlt_gym.rl_token.env import RLTokenVectorEnv, check_chunk_length
+
+if TYPE_CHECKING:
+    import os
+
+    from rlt_gym.rl_token.encoder import TokenEncoder
+    from rlt_gym.vla.base import FrozenVLA
 
 
 def make_libero(**kwargs: Any) -> SingleEnv:
-    """Entry point of ``gymnasium.make("LIBERO-v0")``; arguments of :class:`LiberoVectorEnv` without ``num_envs``."""
+    """
+    Entry point of ``gymnasium.make("LIBERO-v0")``.
+
+    :param kwargs: Arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv` without ``num_envs``.
+    :return: One environment; it is reset by its user.
+    """
     from rlt_gym.libero.vector_env import LiberoVectorEnv
 
     return SingleEnv(LiberoVectorEnv(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **kwargs))
+
+
+def _penalty_arguments(gripper_penalty: float | Mapping[str, Any]) -> dict[str, Any]:
+    """
+    :param gripper_penalty: The cost, or keyword arguments of :class:`~rlt_gym.core.wrappers.GripperPenalty`.
+    :return: The keyword arguments.
+    :raises ValueError: An unknown argument, or a value out of range.
+    """
+    arguments = dict(gripper_penalty) if isinstance(gripper_penalty, Mapping) else {"penalty": gripper_penalty}
+    try:
+        GripperPenalty.check_arguments(PANDA.action_size, **arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"gripper_penalty must be a number or a dict for GripperPenalty, got {gripper_penalty!r}: {error}"
+        ) from error
+    return arguments
+
+
+def make_rl_token_libero_vec(
+    num_envs: int = 1,
+    suite: str = "libero_goal",
+    task_ids: Sequence[int] | None = None,
+    chunk_length: int = 8,
+    vla: str | os.PathLike[str] | FrozenVLA = "mini",
+    rl_token: str | os.PathLike[str] | TokenEncoder = "auto",
+    device: str = "cpu",
+    render: str = "fast",
+    gripper_penalty: float | Mapping[str, Any] | None = None,
+    **raw_env_kwargs: Any,
+) -> RLTokenVectorEnv:
+    """
+    Entry point of ``gymnasium.make_vec("RLToken-LIBERO-v0", ...)``.
+
+    :param num_envs: Number of simulators.
+    :param suite: LIBERO suite.
+    :param task_ids: Tasks of the suite, ``None`` = all.
+    :param chunk_length: Control steps per action, at most the VLA's horizon.
+    :param vla: ``"mini"``, a ``.safetensors`` path, or a FrozenVLA.
+    :param rl_token: ``"auto"``, ``"mean"`` (no RL token, but the mean of the VLA's picture tokens), a ``.safetensors``
+        path, or an encoder.
+    :param device: Where VLA and encoder run.
+    :param render: ``"fast"``, the pictures that the shipped MiniVLA was trained on, or ``"exact"``, LIBERO's own.
+    :param gripper_penalty: Cost of each opening or closing of the gripper, or a dict of all arguments of
+        :class:`~rlt_gym.core.wrappers.GripperPenalty`; ``None`` for none.
+    :param raw_env_kwargs: Further arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv`.
+    :return: The environment.
+    :raises ValueError: If an argument is wrong; no process has been started then.
+    """
+    from rlt_gym.libero.vector_env import LiberoVectorEnv
+    from rlt_gym.rl_token.encoder import load_rl_token
+    from rlt_gym.vla.base import load_vla
+
+    penalty = None if gripper_penalty is None else _penalty_arguments(gripper_penalty)
+    loaded = load_vla(vla, device)
+    encoder = load_rl_token(rl_token, loaded, device)
+    check_chunk_length(chunk_length, loaded)
+    env = LiberoVectorEnv(
+        num_envs=num_envs, suite=suite, task_ids=task_ids, chunk_length=chunk_length, render=render, **raw_env_kwargs
+    )
+    if loaded.spec.name == "mini" and env.assets.kind != "embedded":
+        warnings.warn(
+            f"MiniVLA was trained on the embedded assets and plays on {env.assets.kind} ones here ({env.assets.path}): "
+            "expect few successes. Pass assets='embedded'.",
+            stacklevel=2,
+        )
+    try:
+        raw = env if penalty is None else GripperPenalty(env, **penalty)
+        return RLTokenVectorEnv(raw, loaded, encoder, device)
+    except BaseException:
+        env.close()
+        raise
+
+
+def make_rl_token_libero(**kwargs: Any) -> SingleEnv:
+    """
+    Entry point of ``gymnasium.make("RLToken-LIBERO-v0")``.
+
+    :param kwargs: Arguments of :func:`make_rl_token_libero_vec` without ``num_envs``.
+    :return: One environment; it is reset by its user.
+    """
+    return SingleEnv(make_rl_token_libero_vec(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **kwargs))

@@ -9,8 +9,9 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
+from rlt_gym.libero.make import make_rl_token_libero_vec
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, load_rl_token
-from rlt_gym.rl_token.env import RLTokenVectorEnv, make_rl_token_vec
+from rlt_gym.rl_token.env import RLTokenVectorEnv
 from rlt_gym.testing import FakeLiberoVectorEnv, check_vector_env
 from rlt_gym.vla.base import SHIPPED, VLAOutput, VLASpec, load_vla
 
@@ -228,11 +229,11 @@ def test_factory_checks_before_any_process_starts(monkeypatch):
 
     monkeypatch.setattr(vector_env, "LiberoVectorEnv", fail)
     with pytest.raises(ValueError, match="horizon 6"):
-        make_rl_token_vec(1, chunk_length=7, vla=CountingVLA(), rl_token=ReadingEncoder())
+        make_rl_token_libero_vec(1, chunk_length=7, vla=CountingVLA(), rl_token=ReadingEncoder())
     with pytest.raises(ValueError, match="fingerprint"):
-        make_rl_token_vec(1, chunk_length=C, vla=CountingVLA(), rl_token=ReadingEncoder("0" * 64))
+        make_rl_token_libero_vec(1, chunk_length=C, vla=CountingVLA(), rl_token=ReadingEncoder("0" * 64))
     with pytest.raises(ValueError, match="allowed are 'mini', 'mini-slow', 'mini-spatial'"):
-        make_rl_token_vec(1, vla="maxi")
+        make_rl_token_libero_vec(1, vla="maxi")
 
     for wrong, message in (
         (-0.5, "penalty must be >= 0"),
@@ -242,7 +243,7 @@ def test_factory_checks_before_any_process_starts(monkeypatch):
         ({"env": None}, "unexpected keyword argument 'env'"),
     ):
         with pytest.raises(ValueError, match=message):
-            make_rl_token_vec(1, vla=CountingVLA(), rl_token=ReadingEncoder(), gripper_penalty=wrong)
+            make_rl_token_libero_vec(1, vla=CountingVLA(), rl_token=ReadingEncoder(), gripper_penalty=wrong)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +254,7 @@ def test_the_gripper_penalty_takes_all_arguments(monkeypatch, given, penalty, si
     from rlt_gym.libero import vector_env
 
     monkeypatch.setattr(vector_env, "LiberoVectorEnv", FakeLiberoVectorEnv)
-    env = make_rl_token_vec(
+    env = make_rl_token_libero_vec(
         1, chunk_length=C, vla=CountingVLA(), rl_token=ReadingEncoder(), gripper_penalty=given, success_step=99
     )
     assert (getattr(env.env, "penalty", None), getattr(env.env, "signal", None)) == (penalty, signal)
