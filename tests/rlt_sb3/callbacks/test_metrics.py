@@ -179,7 +179,7 @@ class BreaksOnce(FakeRLTokenVectorEnv):
             final = {key: value for key, value in infos.items() if not key.startswith("_")}
             infos |= {"final_info": final | {"worker_restarted": first}, "_final_info": first}
             infos |= {"final_obs": obs, "_final_obs": first}
-            self._steps[0] = 0
+            self._steps[0] = self.episodes[0].steps = 0
         return obs, rewards, terminations, truncations, infos
 
 
