@@ -218,9 +218,12 @@ class ChunkVectorEnv(VectorEnv):
         """How many simulators were replaced so far."""
         return int(self._restarts.sum())
 
-    @property
-    def _horizon(self) -> int:
-        """Control steps before truncation in the present split."""
+    def _horizon(self, env: int) -> int:
+        """
+        :param env: Index of the environment.
+        :return: Control steps before its episode is truncated: the same for all in a split, unless a subclass says
+            otherwise.
+        """
         shorter = self.sequence.split == "train" and self.train_episode_steps is not None
         return self.train_episode_steps if shorter else self.max_episode_steps  # type: ignore[return-value]
 
@@ -320,7 +323,7 @@ class ChunkVectorEnv(VectorEnv):
         if self._dones.any():
             raise RuntimeError("a finished environment must be reset before it is stepped (autoreset is disabled)")
         self._asked, self._said = array, [{}] * self.num_envs
-        left = [self._horizon - self._episode(env).steps for env in range(self.num_envs)]
+        left = [self._horizon(env) - self._episode(env).steps for env in range(self.num_envs)]
         played = self._play({env: array[env, : left[env]] for env in range(self.num_envs)})
         rewards = np.zeros(self.num_envs, dtype=np.float64)
         terminations = np.zeros(self.num_envs, dtype=bool)
@@ -338,7 +341,7 @@ class ChunkVectorEnv(VectorEnv):
             self._episode(env).steps += len(result.step_rewards)
             rewards[env] = result.step_rewards.sum()
             terminations[env] = result.success
-            truncations[env] = not result.success and self._episode(env).steps >= self._horizon
+            truncations[env] = not result.success and self._episode(env).steps >= self._horizon(env)
             step_infos.append(self._info(env, result))
         inner = self._inner_infos(played) if self._inner_steps else {}
         done = terminations | truncations

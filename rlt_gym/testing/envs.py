@@ -101,6 +101,7 @@ class _FakeVectorEnv(InProcessVectorEnv):
                 rng if value is None else np.random.default_rng(int(value))
                 for rng, value in zip(self._rngs, seeds, strict=True)
             ]
+            seed = None if seeds[0] is None else int(seeds[0])
         return super().reset(seed=seed, options=options)
 
     def _begin(self, env: int) -> None:
@@ -158,13 +159,8 @@ class FakeLiberoVectorEnv(_FakeVectorEnv):
         critical_phase: Callable[..., Any] | None = None,
     ):
         image = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
-        space = spaces.Dict(
-            {
-                "agentview": image,
-                "wrist": image,
-                "proprio": spaces.Box(-np.inf, np.inf, (FAKE_ROBOT.proprio_size,), np.float32),
-            }
-        )
+        proprio = spaces.Box(-np.inf, np.inf, (FAKE_ROBOT.proprio_size,), np.float32)
+        space = spaces.Dict({"agentview": image, "wrist": image, "proprio": proprio})
         tasks = (0,) if task_ids is None else task_ids
         horizon = 20 if max_episode_steps is None else max_episode_steps
         super().__init__(
