@@ -39,6 +39,7 @@ class ToyVectorEnv(InProcessVectorEnv):
     """
 
     fingerprint = None
+    last_picture = False  # whether it shows the end of an episode; other people's environments need not
     init_state_counts = {}  # noqa: RUF012  (a test sets it)
 
     def __init__(
@@ -95,8 +96,9 @@ class ToyVectorEnv(InProcessVectorEnv):
     def step(self, actions):
         self.split_of_steps.append(self.init_states)
         result = super().step(actions)
-        for key in ("final_frame", "_final_frame"):  # videos do without, as with environments that have none
-            result[-1].get("final_info", {}).pop(key, None)
+        if not self.last_picture:
+            for key in ("final_frame", "_final_frame"):
+                result[-1].get("final_info", {}).pop(key, None)
         return result
 
     def close_extras(self, **kwargs):
