@@ -78,13 +78,13 @@ def training_memory(num_envs: int, arguments: argparse.Namespace) -> dict[str, A
     """
     import torch
 
+    from rlt_gym.libero.make import make_rl_token_libero_vec
     from rlt_gym.rl_token.encoder import count_parameters
-    from rlt_gym.rl_token.env import make_rl_token_vec
     from rlt_sb3 import RLT, GymnasiumVecEnv
 
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    env = make_rl_token_vec(
+    env = make_rl_token_libero_vec(
         num_envs, arguments.suite, [arguments.task], assets=arguments.assets, render=arguments.render, device=device
     )
     settings = {"learning_starts": num_envs, "critic_warmup_updates": 0, "actor_starts": 0}

@@ -22,8 +22,8 @@ def register_envs() -> None:
     )
     register(
         "RLToken-LIBERO-v0",
-        entry_point="rlt_gym.rl_token.env:make_rl_token",
-        vector_entry_point="rlt_gym.rl_token.env:make_rl_token_vec",
+        entry_point="rlt_gym.libero.make:make_rl_token_libero",
+        vector_entry_point="rlt_gym.libero.make:make_rl_token_libero_vec",
     )
 
 

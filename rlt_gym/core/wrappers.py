@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-#: robosuite's Panda gripper integrates the sign of its command: 25 substeps of 0.01 per control step, within [-1, 1].
-_FINGER_SPEED = 0.25
+from rlt_gym.core.robot_spec import RobotSpec
 
 GRIPPER_SIGNALS = ("fingers", "command")
 
@@ -26,33 +25,56 @@ class GripperPenalty(VectorWrapper):
 
     :param env: Vector environment with chunks as actions and ``step_rewards``, ``chunk_steps`` in its infos.
     :param penalty: What each transition costs, >= 0.
-    :param signal: ``"fingers"``: where the commands lead robosuite's gripper, which needs 8 control steps from open to
-        closed and is open when an episode begins; a command too short to move the fingers past the threshold costs
-        nothing. ``"command"``, for other grippers: the sign of the command itself, -1 opens, +1 closes; the first of
-        an episode is free.
+    :param signal: ``"fingers"``: where the commands lead the fingers, at the speed that the robot's specification says
+        (robosuite's need 8 control steps from open to closed); a command too short to move them past the threshold
+        costs nothing. ``"command"``: the sign of the command itself; the first of an episode is free.
     :param threshold: The signal counts as closed above it and as open below its negative; between them the gripper
         keeps its state. In [0, 1).
-    :param index: Place of the gripper in the action.
-    :raises ValueError: A value out of range, or an environment without chunks.
+    :param index: Place of the gripper in the action; ``None``: the one that ``env.metadata["robot"]`` names.
+    :raises ValueError: A value out of range, an environment without chunks, or a robot without a gripper.
     """
 
     def __init__(
-        self, env: VectorEnv, penalty: float = 0.02, signal: str = "fingers", threshold: float = 0.5, index: int = -1
+        self,
+        env: VectorEnv,
+        penalty: float = 0.02,
+        signal: str = "fingers",
+        threshold: float = 0.5,
+        index: int | None = None,
     ):
         shape = env.single_action_space.shape
         if shape is None or len(shape) != 2:
             raise ValueError(f"GripperPenalty needs chunks (C, d) as actions, got the shape {shape}")
         self.check_arguments(shape[1], penalty, signal, threshold, index)
+        robot: RobotSpec | None = env.metadata.get("robot")
+        if robot is None and (index is None or signal == "fingers"):
+            raise ValueError(
+                "GripperPenalty reads env.metadata['robot'] (rlt_gym.core.robot_spec), which is missing: add it, or "
+                "pass signal='command' and index"
+            )
+        if index is None and robot is not None:
+            index = robot.gripper_index
+        if index is None:
+            raise ValueError(f"the robot {robot.name!r} has no gripper (gripper_index is None): pass index")  # type: ignore[union-attr]
         super().__init__(env)
         self.penalty, self.signal, self.threshold, self.index = float(penalty), signal, float(threshold), index
+        #: Sign of the command that closes, speed of the fingers, and where they are when an episode begins: -1 is open.
+        self._closes, self._speed, self._start = 1.0, 2.0, -1.0
+        if robot is not None:
+            self._closes, self._speed = -robot.gripper_opens, robot.gripper_speed
+            self._start = -1.0 if robot.gripper_starts_open else 1.0
         self._state = np.zeros(self.num_envs, dtype=np.int64)  # -1 open, 1 closed, 0 unknown
         # Followed, not measured: fingers that hold something stop in between, and are closed all the same.
-        self._fingers = np.full(self.num_envs, -1.0)
+        self._fingers = np.full(self.num_envs, self._start)
         self._forget(np.ones(self.num_envs, dtype=bool))
 
     @staticmethod
     def check_arguments(
-        action_size: int, penalty: float = 0.02, signal: str = "fingers", threshold: float = 0.5, index: int = -1
+        action_size: int,
+        penalty: float = 0.02,
+        signal: str = "fingers",
+        threshold: float = 0.5,
+        index: int | None = None,
     ) -> None:
         """
         Check the arguments before there is an environment.
@@ -66,7 +88,7 @@ class GripperPenalty(VectorWrapper):
             raise ValueError(f"signal must be one of {GRIPPER_SIGNALS}, got {signal!r}")
         if not 0.0 <= threshold < 1.0:
             raise ValueError(f"threshold must be in [0, 1), got {threshold!r}")
-        if index not in range(-action_size, action_size):
+        if index is not None and index not in range(-action_size, action_size):
             raise ValueError(f"index must be the place of the gripper among {action_size} numbers, got {index!r}")
 
     def reset(
@@ -109,9 +131,9 @@ class GripperPenalty(VectorWrapper):
 
     def _switches(self, env: int, command: float) -> bool:
         """Whether the gripper of an env changes its state in a control step with this command."""
-        level = command
+        level = command = self._closes * command
         if self.signal == "fingers":
-            level = float(np.clip(self._fingers[env] + _FINGER_SPEED * np.sign(command), -1.0, 1.0))
+            level = float(np.clip(self._fingers[env] + self._speed * np.sign(command), -1.0, 1.0))
             self._fingers[env] = level
         if abs(level) <= self.threshold:
             return False
@@ -119,9 +141,9 @@ class GripperPenalty(VectorWrapper):
         return before != 0 and before != self._state[env]
 
     def _forget(self, envs: np.ndarray) -> None:
-        """LIBERO's episodes begin with an open gripper; which command held it open is not known."""
-        self._state[envs] = -1 if self.signal == "fingers" else 0
-        self._fingers[envs] = -1.0
+        """Where the fingers are when an episode begins is known; which command holds them there is not."""
+        self._state[envs] = int(self._start) if self.signal == "fingers" else 0
+        self._fingers[envs] = self._start
 
     def _list_terms(self, infos: dict[str, Any], penalties: np.ndarray) -> None:
         present = infos.get("_step_rewards", np.ones(self.num_envs, dtype=bool))

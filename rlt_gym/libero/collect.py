@@ -9,10 +9,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+from rlt_gym.core.episodes import SPLIT_SIZES
 from rlt_gym.data.libero_hdf5 import DemoWriter
 from rlt_gym.libero.experts import check_expert, check_motion
 from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, LiberoTask, get_tasks
-from rlt_gym.libero.vector_env import SPLIT_SIZES, LiberoVectorEnv
+from rlt_gym.libero.vector_env import LiberoVectorEnv
 
 #: Demonstrations come from the upper end of the training split, which online training draws from only rarely.
 _FIRST_INDEX = SPLIT_SIZES["train"] // 2

@@ -1,65 +1,114 @@
-"""A plain ``gymnasium.Env`` view of a vector environment with one member."""
+"""Entry points of ``gymnasium.make`` for LIBERO's ids."""
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
-import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
+from rlt_gym.core.single_env import SingleEnv
+from rlt_gym.core.wrappers import GripperPenalty
+from rlt_gym.libero.robot import PANDA
+from rlt_gym.rl_token.env import RLTokenVectorEnv, check_chunk_length
 
-def _first(info: dict[str, Any]) -> dict[str, Any]:
-    """Env 0 of a vector info: drop the ``_key`` masks, take index 0 of the rest."""
-    result: dict[str, Any] = {}
-    for key, value in info.items():
-        if key.startswith("_"):
-            continue
-        result[key] = _first(value) if isinstance(value, dict) else value[0]
-    return result
+if TYPE_CHECKING:
+    import os
 
-
-class SingleEnv(gym.Env):
-    """
-    :param env: A vector environment with ``num_envs == 1`` and autoreset disabled.
-    """
-
-    def __init__(self, env: VectorEnv):
-        if env.num_envs != 1 or env.metadata["autoreset_mode"] != AutoresetMode.DISABLED:
-            raise ValueError("SingleEnv needs a vector environment with one member and autoreset disabled")
-        self.vector_env = env
-        self.observation_space = env.single_observation_space
-        self.action_space = env.single_action_space
-        self.metadata = {**env.metadata}
-        self.metadata.pop("autoreset_mode")
-        self.render_mode = env.render_mode
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
-        """Start the next episode; with ``seed`` the first of that seed's sequence."""
-        super().reset(seed=seed)
-        observation, info = self.vector_env.reset(seed=seed, options=options)
-        return {key: value[0] for key, value in observation.items()}, _first(info)
-
-    def step(self, action: np.ndarray):
-        """Play one chunk (C, 7)."""
-        observation, reward, terminated, truncated, info = self.vector_env.step(np.asarray(action)[None])
-        single = {key: value[0] for key, value in observation.items()}
-        return single, float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
-
-    def render(self):
-        """
-        :return: An upright uint8 frame, or ``None`` without a render mode.
-        """
-        frames = self.vector_env.render()
-        return None if frames is None else frames[0]
-
-    def close(self) -> None:
-        """End the worker."""
-        self.vector_env.close()
+    from rlt_gym.rl_token.base import Encoder
+    from rlt_gym.vla.base import FrozenVLA
 
 
 def make_libero(**kwargs: Any) -> SingleEnv:
-    """Entry point of ``gymnasium.make("LIBERO-v0")``; arguments of :class:`LiberoVectorEnv` without ``num_envs``."""
+    """
+    Entry point of ``gymnasium.make("LIBERO-v0")``.
+
+    :param kwargs: Arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv` without ``num_envs``.
+    :return: One environment; it is reset by its user.
+    """
     from rlt_gym.libero.vector_env import LiberoVectorEnv
 
     return SingleEnv(LiberoVectorEnv(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **kwargs))
+
+
+def _penalty_arguments(gripper_penalty: float | Mapping[str, Any]) -> dict[str, Any]:
+    """
+    :param gripper_penalty: The cost, or keyword arguments of :class:`~rlt_gym.core.wrappers.GripperPenalty`.
+    :return: The keyword arguments.
+    :raises ValueError: An unknown argument, or a value out of range.
+    """
+    arguments = dict(gripper_penalty) if isinstance(gripper_penalty, Mapping) else {"penalty": gripper_penalty}
+    try:
+        GripperPenalty.check_arguments(PANDA.action_size, **arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"gripper_penalty must be a number or a dict for GripperPenalty, got {gripper_penalty!r}: {error}"
+        ) from error
+    return arguments
+
+
+def make_rl_token_libero_vec(
+    num_envs: int = 1,
+    suite: str = "libero_goal",
+    task_ids: Sequence[int] | None = None,
+    chunk_length: int = 8,
+    vla: str | os.PathLike[str] | FrozenVLA = "mini",
+    rl_token: str | os.PathLike[str] | Encoder = "auto",
+    device: str = "cpu",
+    render: str = "fast",
+    gripper_penalty: float | Mapping[str, Any] | None = None,
+    **raw_env_kwargs: Any,
+) -> RLTokenVectorEnv:
+    """
+    Entry point of ``gymnasium.make_vec("RLToken-LIBERO-v0", ...)``.
+
+    :param num_envs: Number of simulators.
+    :param suite: LIBERO suite.
+    :param task_ids: Tasks of the suite, ``None`` = all.
+    :param chunk_length: Control steps per action, at most the VLA's horizon.
+    :param vla: A registered name (``rlt list``), a ``.safetensors`` path, or a FrozenVLA.
+    :param rl_token: ``"auto"``, ``"mean"`` (no RL token, but the mean of the VLA's picture tokens), a ``.safetensors``
+        path, or an encoder.
+    :param device: Where VLA and encoder run.
+    :param render: ``"fast"``, the pictures that the shipped MiniVLA was trained on, ``"exact"``, LIBERO's own, or
+        ``"stock"``, the same without any shortcut.
+    :param gripper_penalty: Cost of each opening or closing of the gripper, or a dict of all arguments of
+        :class:`~rlt_gym.core.wrappers.GripperPenalty`; ``None`` for none.
+    :param raw_env_kwargs: Further arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv`.
+    :return: The environment.
+    :raises ValueError: If an argument is wrong; no process has been started then.
+    """
+    from rlt_gym.libero.vector_env import LiberoVectorEnv
+    from rlt_gym.rl_token.io import load_rl_token
+    from rlt_gym.vla.registry import load_vla
+
+    penalty = None if gripper_penalty is None else _penalty_arguments(gripper_penalty)
+    loaded = load_vla(vla, device)
+    encoder = load_rl_token(rl_token, loaded, device)
+    check_chunk_length(chunk_length, loaded)
+    env = LiberoVectorEnv(
+        num_envs=num_envs, suite=suite, task_ids=task_ids, chunk_length=chunk_length, render=render, **raw_env_kwargs
+    )
+    if loaded.spec.assets not in (None, env.assets.kind):
+        warnings.warn(
+            f"The VLA {loaded.spec.name!r} was trained on {loaded.spec.assets} assets and plays on {env.assets.kind} "
+            f"ones here ({env.assets.path}): expect few successes. Pass assets={loaded.spec.assets!r}.",
+            stacklevel=2,
+        )
+    try:
+        raw = env if penalty is None else GripperPenalty(env, **penalty)
+        return RLTokenVectorEnv(raw, loaded, encoder, device)
+    except BaseException:
+        env.close()
+        raise
+
+
+def make_rl_token_libero(**kwargs: Any) -> SingleEnv:
+    """
+    Entry point of ``gymnasium.make("RLToken-LIBERO-v0")``.
+
+    :param kwargs: Arguments of :func:`make_rl_token_libero_vec` without ``num_envs``.
+    :return: One environment; it is reset by its user.
+    """
+    return SingleEnv(make_rl_token_libero_vec(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **kwargs))

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import AutoresetMode
 
+from rlt_gym.core.chunk_vector_env import ChunkVectorEnv, Observation, Played
+from rlt_gym.core.episodes import checked_int
+from rlt_gym.core.hooks import check_hook, check_one_env
 from rlt_gym.libero.assets import resolve_assets
-from rlt_gym.libero.suites.tasks import SPLITS, SUITE_HORIZONS, get_tasks
+from rlt_gym.libero.robot import PANDA
+from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, get_tasks
 from rlt_gym.workers.backend import WorkerSettings, backend_settings
-from rlt_gym.workers.hooks import check_hook, check_one_env, hook_info
-from rlt_gym.workers.pool import WorkerError, WorkerPool
-from rlt_gym.workers.processes import LaunchPlan
+from rlt_gym.workers.options import WorkerOptions
+from rlt_gym.workers.pool import WorkerError, WorkerFailure, WorkerPool
 
-ACTION_SIZE = 7
-PROPRIO_SIZE = 8
-OBSERVATION_KEYS = ("agentview", "wrist", "proprio")
-CONTROL_FREQUENCY = 20
 RENDER_QUALITIES = ("exact", "fast", "stock")
 #: Side of the frames of ``render()``.
 FRAME_SIZE = 256
@@ -32,28 +28,11 @@ FRAME_SIZE = 256
 #: Most tasks whose simulators a worker keeps, and bytes to reckon with for each.
 _RESIDENT, _RESIDENT_BYTES = 4, 400 << 20
 
-#: Initial states per task; those for evaluation are LIBERO's own 50 and then sampled ones.
-SPLIT_SIZES = {"train": 10_000, "selection": 500, "eval": 500}
 
-
-@dataclass
-class Episode:
-    """What one environment is playing."""
-
-    number: int
-    task_index: int
-    init_index: int
-    steps: int = 0
-
-
-def _checked_int(name: str, value: Any, low: int, high: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = low - 1
-    if isinstance(value, bool) or not low <= number <= high:
-        raise ValueError(f"{name} must be an integer in {low}..{high}, got {value!r}")
-    return number
+def _observation_space(image_size: int) -> spaces.Dict:
+    picture = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
+    proprio = spaces.Box(-np.inf, np.inf, (PANDA.proprio_size,), np.float32)
+    return spaces.Dict([*((key, deepcopy(picture)) for key in PANDA.camera_keys), ("proprio", proprio)])
 
 
 def _resident_tasks(num_tasks: int, num_envs: int) -> int:
@@ -69,42 +48,19 @@ def _frame_of(observation: dict[str, np.ndarray]) -> np.ndarray:
     return picture[index][:, index]
 
 
-class LiberoVectorEnv(VectorEnv):
+class LiberoVectorEnv(ChunkVectorEnv):
     """
     N LIBERO simulators in N processes, stepped together, one message per chunk.
 
     Observation (per env): ``agentview`` and ``wrist``, uint8 (S, S, 3) as LIBERO gives them, i.e. upside down, and
     ``proprio``, float32 (8,): gripper position (m), its axis-angle orientation (rad), finger positions (m).
     Action: float32 (C, 7) in [-1, 1], C control steps of 50 ms; six OSC pose deltas and the gripper (-1 opens, +1
-    closes). A chunk ends at success or at the horizon after k <= C steps.
-    Reward: the sum over the executed steps, 1 at success. ``terminated`` is success, ``truncated`` the horizon.
+    closes). Rewards are 1 at success. :class:`~rlt_gym.core.chunk_vector_env.ChunkVectorEnv` says what the infos hold
+    and how chunks and episodes end, :class:`~rlt_gym.core.episodes.EpisodeSequence` which tasks and initial states are
+    played.
 
-    Info of every env: ``step_rewards`` float32 (C,), zero after step k; ``chunk_steps`` k; ``is_success``;
-    ``episode_steps``; ``instruction``; ``task_id``; ``init_index``; ``worker_restarted``; ``worker_restarts``.
-    With a ``render_mode``, ``final_info`` also has ``final_frame``.
-
-    With ``obs_stride=s`` the infos of :meth:`step` also have ``inner_obs``, a dict of arrays (num_envs, n, ...) with
-    the observations at control steps s, 2s, ... < C inside the chunk that was just played (n of them, zeros from the
-    step at which it ended), and ``inner_count`` (num_envs,), how many are valid: those before step k. Both stand at
-    the top level for every env, for those whose episode has just ended too; ``final_info`` does not repeat them.
-
-    Workers are supervised. One that dies, hangs, raises or loses its GL context is replaced, and its episode ends:
-    ``truncated``, with ``worker_restarted`` true in its info (under ``SAME_STEP`` in ``final_info`` as well). Nothing
-    of the broken chunk counts: reward 0, ``chunk_steps`` 0, and the final observation is the one that was returned
-    last. Such a row is no transition and must not be stored. The env then plays the same episode from its start; the
-    other envs do not notice. ``worker_restarts`` counts, as info for each env and as attribute for all.
-
-    With an ``intervention`` the infos also have ``executed_actions`` float32 (C, 7), what was done (from step k on: the
-    action), and ``intervention`` bool (C,), true at the control steps that someone else chose. Nobody takes over in
-    episodes of the selection and evaluation sets: they measure what the policy can do. With a ``critical_phase`` they
-    have ``critical_phase``, whether the observation returned lies in it, and ``critical_chunk``, whether the chunk just
-    played began in it.
-
-    Episode number p of the whole vector (env i plays p = N-1-i, 2N-1-i, ...) is task ``p % n_tasks`` and, in the
-    evaluation and selection splits, initial state ``p // n_tasks``: SB3's ``evaluate_policy(n_eval_episodes=n)``
-    thus sees the first n pairs exactly once, whatever N. In the training split the initial state is drawn from
-    ``(seed, p)``, so it does not depend on N either. With ``group_size=g`` training episodes come in groups: task and
-    initial state of episode p are those that episode ``p // g`` has without groups.
+    Workers are supervised. One that dies, hangs, raises or loses its GL context is replaced, and its episode ends as
+    that of a lost simulator.
 
     :param num_envs: Number of simulators.
     :param suite: ``libero_spatial``, ``libero_object``, ``libero_goal``, ``libero_10`` or ``libero_90``.
@@ -131,16 +87,12 @@ class LiberoVectorEnv(VectorEnv):
     :param critical_phase: Predicate ``"module:function"``, see :mod:`rlt_gym.libero.critical_phase`;
         ``critical_phase_kwargs``: its keyword arguments.
     :param autoreset_mode: ``SAME_STEP`` or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
-    :param worker_start: ``"zygote"`` (forked from a process that has LIBERO loaded: quick, and memory is shared),
-        ``"spawn"`` (a plain subprocess each) or ``"auto"`` (the first, but the second with another interpreter).
-    :param worker_python: Interpreter of the workers, which needs LIBERO and numpy only; ``None``: ``RLT_WORKER_PYTHON``
-        or this one.
-    :param worker_timeout: Seconds without an answer after which a worker counts as hung.
-    :param max_restarts: Restarts of each worker before :class:`~rlt_gym.workers.processes.WorkerError` is raised.
-    :param resident_tasks: Tasks whose simulators each worker keeps; ``None``: up to 4, as memory allows.
     :param compiled: Whether control steps run through the compiled loop or through robosuite's own, which gives the
         same states some four times slower, to find the cause of a wrong state.
+    :param worker_options: ``worker_start``, ``worker_python``, ``worker_timeout``, ``max_restarts`` and
+        ``resident_tasks`` (``None``: up to 4, as memory allows), see :class:`~rlt_gym.workers.options.WorkerOptions`.
     :raises ValueError: A bad argument or missing assets, before any process starts.
+    :raises TypeError: An unknown argument.
     :raises WorkerError: No worker can be started.
     """
 
@@ -159,11 +111,6 @@ class LiberoVectorEnv(VectorEnv):
         seed: int = 0,
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
         obs_stride: int | None = None,
-        worker_start: str = "auto",
-        worker_python: str | os.PathLike[str] | None = None,
-        worker_timeout: float = 300.0,
-        max_restarts: int = 10,
-        resident_tasks: int | None = None,
         intervention: str | None = None,
         intervention_kwargs: dict[str, Any] | None = None,
         critical_phase: str | None = None,
@@ -171,73 +118,39 @@ class LiberoVectorEnv(VectorEnv):
         group_size: int = 1,
         train_episode_steps: int | None = None,
         compiled: bool = True,
+        **worker_options: Any,
     ):
-        self.num_envs = _checked_int("num_envs", num_envs, 1, 1024)
-        self.tasks = get_tasks(suite, task_ids)
-        self.chunk_length = _checked_int("chunk_length", chunk_length, 1, 100)
-        if obs_stride is not None:
-            if self.chunk_length == 1:
-                raise ValueError("obs_stride needs chunks of 2 or more control steps, got chunk_length=1")
-            _checked_int("obs_stride", obs_stride, 1, self.chunk_length - 1)
-        self.obs_stride = obs_stride
-        #: Control steps inside a chunk at which it is observed, besides its end.
-        self._inner_steps = () if obs_stride is None else tuple(range(obs_stride, self.chunk_length, obs_stride))
-        self._hooks = {
+        options = WorkerOptions.checked(type(self).__name__, worker_options)
+        hooks = {
             "intervention": check_hook("intervention", intervention, intervention_kwargs, 3),
             "critical_phase": check_hook("critical_phase", critical_phase, critical_phase_kwargs, 1, False),
         }
-        check_one_env(self._hooks["intervention"], self.num_envs)
-        #: What the hooks of each env said last.
-        self._said: list[dict[str, Any]] = [{}] * self.num_envs
-        image_size = _checked_int("image_size", image_size, 16, 256)
-        horizon = SUITE_HORIZONS[suite] if max_episode_steps is None else max_episode_steps
-        self.max_episode_steps = _checked_int("max_episode_steps", horizon, 1, 100_000)
-        if train_episode_steps is not None:
-            _checked_int("train_episode_steps", train_episode_steps, 1, self.max_episode_steps)
-        self.train_episode_steps = train_episode_steps
-        self._seed = _checked_int("seed", seed, 0, 2**63)
-        self._split = self._checked_split(init_states)
-        self.group_size = _checked_int("group_size", group_size, 1, 10_000)
-        self._shard = (0, 1)
+        tasks = get_tasks(suite, task_ids)
+        image_size = checked_int("image_size", image_size, 16, 256)
         if render not in RENDER_QUALITIES:
             raise ValueError(f"render must be one of {RENDER_QUALITIES}, got {render!r}")
         if not isinstance(compiled, bool):
             raise ValueError(f"compiled must be True or False, got {compiled!r}")
-        if render_mode not in (None, "rgb_array"):
-            raise ValueError(f"render_mode must be None or 'rgb_array', got {render_mode!r}")
-        mode = AutoresetMode(autoreset_mode)
-        if mode == AutoresetMode.NEXT_STEP:
-            raise ValueError("autoreset_mode must be SAME_STEP or DISABLED: NEXT_STEP would waste a chunk per episode")
-        plan = LaunchPlan.checked(worker_start, worker_python)
-        if isinstance(worker_timeout, bool) or not isinstance(worker_timeout, int | float) or not worker_timeout > 0:
-            raise ValueError(f"worker_timeout must be a number of seconds above 0, got {worker_timeout!r}")
-        _checked_int("max_restarts", max_restarts, 0, 10**9)
-        if resident_tasks is None:
-            resident_tasks = _resident_tasks(len(self.tasks), self.num_envs)
-        _checked_int("resident_tasks", resident_tasks, 1, 1000)
-        self.render_mode = render_mode
-        self.metadata = {
-            "render_modes": ["rgb_array"],
-            "render_fps": CONTROL_FREQUENCY / self.chunk_length,
-            "autoreset_mode": mode,
-        }
-        picture = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
-        self.single_observation_space = spaces.Dict(
-            agentview=picture,
-            wrist=deepcopy(picture),
-            proprio=spaces.Box(-np.inf, np.inf, (PROPRIO_SIZE,), np.float32),
+        super().__init__(
+            num_envs,
+            tasks,
+            _observation_space(image_size),
+            PANDA,
+            chunk_length,
+            SUITE_HORIZONS[suite] if max_episode_steps is None else max_episode_steps,
+            init_states,
+            seed,
+            autoreset_mode,
+            render_mode,
+            obs_stride,
+            train_episode_steps,
+            group_size,
+            hooks,
         )
-        self.single_action_space = spaces.Box(-1.0, 1.0, (self.chunk_length, ACTION_SIZE), np.float32)
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
-
+        check_one_env(hooks["intervention"], self.num_envs)
+        resident_tasks = options.resident_tasks or _resident_tasks(len(self.tasks), self.num_envs)
         self.assets = resolve_assets(assets)
-        self._episodes: list[Episode | None] = [None] * self.num_envs
-        self._next_number = [0] * self.num_envs
-        self._train_next = [0] * self.num_envs
-        self._observations: list[dict[str, np.ndarray]] = [{} for _ in range(self.num_envs)]
-        self._dones = np.zeros(self.num_envs, dtype=bool)
-        #: Envs whose simulator was lost between two steps.
+        #: Envs whose simulator cannot be asked until their next episode starts.
         self._lost: set[int] = set()
         settings: WorkerSettings = {
             "name": "LIBERO",
@@ -252,20 +165,21 @@ class LiberoVectorEnv(VectorEnv):
             "pictures": {key: (image_size, image_size, 3) for key in ("agentview", "wrist")},
             "frame_size": FRAME_SIZE,
             "resident": resident_tasks,
-            "hooks": self._hooks,
+            "hooks": {"action_size": PANDA.action_size, **self._hooks},
         }
-        numbers = [self._place(self._number(env, 0)) for env in range(self.num_envs)]
+        numbers = [self.sequence.place(self.sequence.number(env, 0)) for env in range(self.num_envs)]
         first_tasks = [self.tasks[number % len(self.tasks)].task_id for number in numbers]
         ahead = list(dict.fromkeys(first_tasks))[:resident_tasks]
         self._pool = WorkerPool(
             self.num_envs,
-            plan.with_gl(),
+            options.plan().with_gl(),
             settings,
             1 + len(self._inner_steps),
             ahead,
-            float(worker_timeout),
-            max_restarts,
+            float(options.worker_timeout),
+            options.max_restarts,
         )
+        self._restarts = self._pool.restarts  # it counts
         # Build the first tasks side by side. What fails here fails for a reason that a restart does not mend.
         _, failures = self._pool.ask({env: ("build", {"task_id": task}) for env, task in enumerate(first_tasks)})
         if failures:
@@ -273,273 +187,62 @@ class LiberoVectorEnv(VectorEnv):
             raise WorkerError(f"LIBERO workers do not start. {next(iter(failures.values()))}")
 
     @property
-    def worker_restarts(self) -> int:
-        """How many workers were replaced so far."""
-        return int(self._pool.restarts.sum())
-
-    @property
-    def init_state_counts(self) -> dict[str, int]:
-        """How many initial states the sequences of the selection and evaluation sets have before they begin again."""
-        return {split: SPLIT_SIZES[split] * len(self.tasks) for split in ("selection", "eval")}
-
-    @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers, one per env."""
         return [client.pid for client in self._pool.clients]
 
-    # ------------------------------------------------------------------ episodes
+    # ------------------------------------------------------------------ what the base class asks for
 
-    @staticmethod
-    def _checked_split(split: Any) -> str:
-        if split not in SPLITS:
-            raise ValueError(f"init_states must be one of {SPLITS}, got {split!r}")
-        return split
-
-    def _number(self, env: int, turn: int) -> int:
-        """Global number of the turn-th episode of an env. Later envs come first, as in ``evaluate_policy``."""
-        return self.num_envs - 1 - env + turn * self.num_envs
-
-    def _place(self, number: int) -> int:
-        """Which task and initial state of the split's sequence an episode has: its group's in practice."""
-        return number // self.group_size if self._split == "train" else number
-
-    def _new_episode(self, env: int) -> Episode:
-        number = self._number(env, self._next_number[env]) * self._shard[1] + self._shard[0]
-        self._next_number[env] += 1
-        place = self._place(number)
-        if self._split == "train":
-            draw = int(np.random.SeedSequence([self._seed, place]).generate_state(1)[0])
-            # Tasks take turns, from one that the seed chooses: whoever seeds anew after every few episodes (a run that
-            # evaluates or saves often) still practises all of them.
-            first = int(np.random.SeedSequence([self._seed]).generate_state(1)[0])
-            return Episode(number, (first + place) % len(self.tasks), draw % SPLIT_SIZES["train"])
-        turn, task_index = divmod(place, len(self.tasks))
-        return Episode(number, task_index, turn % SPLIT_SIZES[self._split])
-
-    def _start_episodes(self, envs: Sequence[int]) -> None:
-        for env in envs:
-            self._episodes[env] = self._new_episode(env)
+    def _start_episodes(self, envs: Sequence[int]) -> dict[int, tuple[Observation, dict[str, Any]]]:
+        started: dict[int, tuple[Observation, dict[str, Any]]] = {}
         pending = list(envs)
         while pending:
             answers, failures = self._pool.ask({env: ("reset", self._reset_arguments(env)) for env in pending})
             for env, (rest, said) in answers.items():
-                self._observations[env] = self._pool.clients[env].pictures.take(rest, 0)
-                self._said[env] = said
-                self._dones[env] = False
+                started[env] = self._pool.clients[env].pictures.take(rest, 0), said
                 self._lost.discard(env)
             for env, failure in failures.items():
                 self._pool.restart(env, failure)
             pending = list(failures)
+        return started
 
     def _reset_arguments(self, env: int) -> dict[str, Any]:
-        episode = self._episodes[env]
-        assert episode is not None
-        task_id = self.tasks[episode.task_index].task_id
-        return {"task_id": task_id, "split": self._split, "index": episode.init_index}
+        index = self._episode(env).init_index
+        return {"task_id": self.task(env).task_id, "split": self.init_states, "index": index}
 
-    def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """
-        :param seed: Base seed of the training split's initial states. A list must hold consecutive integers.
-        :param options: ``init_states`` switches the split; ``reset_mask`` (bool (num_envs,)) resets a part;
-            ``shard`` (k, n) leaves, from this full reset to the next one, only the episodes k, k + n, k + 2n, ... of
-            the sequence, so that n environments can divide an evaluation among them.
-        """
-        options = dict(options or {})
-        mask = options.pop("reset_mask", None)
-        split = options.pop("init_states", None)
-        shard = options.pop("shard", None)
-        if options:
-            raise ValueError(f"Unknown reset options {sorted(options)}; known: init_states, reset_mask, shard")
-        if shard is not None and not 0 <= shard[0] < shard[1]:
-            raise ValueError(f"shard must be (k, n) with 0 <= k < n, got {shard!r}")
-        if split is not None:
-            split = self._checked_split(split)
-        if mask is None:
-            mask = np.ones(self.num_envs, dtype=bool)
-        elif not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
-            raise ValueError(f"reset_mask must be a bool array of shape ({self.num_envs},), got {mask!r}")
-        if not mask.any():
-            raise ValueError("reset_mask selects no environment")
-        if not mask.all() and split not in (None, self._split):
-            raise ValueError("init_states can only be switched for all environments at once")
-
-        if isinstance(seed, list):
-            seed = seed[0] if seed else None
-        super().reset(seed=seed)
-        switched = split is not None and split != self._split
-        if switched and self._split == "train":
-            self._train_next = list(self._next_number)
-        if split is not None:
-            self._split = split
-        if mask.all():
-            self._shard = (0, 1) if shard is None else (int(shard[0]), int(shard[1]))
-        if seed is not None:
-            self._seed = _checked_int("seed", seed, 0, 2**63)
-        if mask.all():
-            self._turn_sequence(switched, seed is not None)
-        envs = np.flatnonzero(mask).tolist()
-        self._start_episodes(envs)
-        infos: dict[str, Any] = {}
-        for env in envs:
-            infos = self._add_info(infos, self._info(env), env)
-        return self._batch(), infos
-
-    def _turn_sequence(self, switched: bool, seeded: bool) -> None:
-        """Where a full reset begins in the sequence of episodes."""
-        if seeded:
-            self._train_next = [0] * self.num_envs
-        if self._split != "train":
-            # A held-out sequence starts over, so that every evaluation sees the same states.
-            self._next_number = [0] * self.num_envs
-        elif switched or seeded:
-            self._next_number = list(self._train_next)  # practice goes on where an evaluation interrupted it
-
-    # ------------------------------------------------------------------ steps
-
-    def _checked_actions(self, actions: Any) -> np.ndarray:
-        array = np.asarray(actions)
-        expected = (self.num_envs, self.chunk_length, ACTION_SIZE)
-        if array.shape != expected:
-            raise ValueError(f"actions must have shape {expected} (num_envs, chunk_length, 7), got {array.shape}")
-        if not np.issubdtype(array.dtype, np.number) or not np.isfinite(array).all():
-            raise ValueError("actions must be finite numbers, got NaN, inf or another type")
-        return np.clip(array, -1.0, 1.0).astype(np.float32)
-
-    @property
-    def _horizon(self) -> int:
-        """Control steps before truncation in the present split."""
-        shorter = self._split == "train" and self.train_episode_steps is not None
-        return self.train_episode_steps if shorter else self.max_episode_steps  # type: ignore[return-value]
-
-    def step(self, actions: Any) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """
-        Play one chunk in every environment.
-
-        :param actions: float (num_envs, C, 7); clipped to [-1, 1].
-        :raises ValueError: Wrong shape or non-finite values; the environments are untouched.
-        """
-        array = self._checked_actions(actions)
-        if any(episode is None for episode in self._episodes):
-            raise RuntimeError("call reset() before step()")
-        if self._dones.any():
-            raise RuntimeError("a finished environment must be reset before it is stepped (autoreset is disabled)")
-        self._asked, self._said = array, [{}] * self.num_envs
-        questions = {}
-        for env in set(range(self.num_envs)) - self._lost:
-            left = self._horizon - self._episodes[env].steps  # type: ignore[union-attr]
-            questions[env] = ("step", {"actions": array[env, :left], "observe_at": self._inner_steps})
+    def _play(self, chunks: dict[int, np.ndarray]) -> dict[int, Played]:
+        questions = {
+            env: ("step", {"actions": chunk, "observe_at": self._inner_steps})
+            for env, chunk in chunks.items()
+            if env not in self._lost
+        }
         answers, failures = self._pool.ask(questions)
-        for env, failure in failures.items():
-            self._pool.restart(env, failure)
-        rewards = np.zeros(self.num_envs, dtype=np.float64)
-        terminations = np.zeros(self.num_envs, dtype=bool)
-        truncations = np.zeros(self.num_envs, dtype=bool)
-        inner_obs, inner_count = self._empty_inner()
-        step_infos = []
-        for env in range(self.num_envs):
-            if env not in answers:
-                # Play this episode again, so that an evaluation misses none of its states.
-                self._next_number[env] -= 1
-                truncations[env] = True
-                step_infos.append(self._info(env, restarted=True))
-                continue
-            step_rewards, success, inner_count[env] = self._take(env, answers[env], inner_obs)
-            rewards[env] = step_rewards.sum()
-            terminations[env] = success
-            truncations[env] = not success and self._episodes[env].steps >= self._horizon  # type: ignore[union-attr]
-            step_infos.append(self._info(env, step_rewards, success))
-        done = terminations | truncations
-        infos: dict[str, Any] = {}
-        if self.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP and done.any():
-            finished = np.flatnonzero(done).tolist()
-            final_obs = np.full(self.num_envs, None, dtype=object)
-            final_info: dict[str, Any] = {}
-            if self.render_mode is not None:  # the reset below takes the last picture away
-                frames = self._frames([env for env in finished if env in answers])
-            for env in finished:
-                final_obs[env] = self._observations[env]
-                if self.render_mode is not None:
-                    step_infos[env]["final_frame"] = frames.get(env, _frame_of(self._observations[env]))
-                final_info = self._add_info(final_info, step_infos[env], env)
-            self._start_episodes(finished)
-            for env in finished:
-                step_infos[env] = self._info(env, restarted=env not in answers)
-            infos = {"final_obs": final_obs, "_final_obs": done.copy(), "final_info": final_info}
-            infos["_final_info"] = done.copy()
-        else:
-            self._dones = done.copy()
-        for env, info in enumerate(step_infos):
-            infos = self._add_info(infos, info, env)
-        if self._inner_steps:
-            infos["inner_obs"], infos["inner_count"] = inner_obs, inner_count
-        return self._batch(), rewards, terminations, truncations, infos
+        self._replace(failures)
+        return {env: self._played(env, answer) for env, answer in answers.items()}
 
-    def _take(
-        self, env: int, answer: tuple[Any, ...], inner_obs: dict[str, np.ndarray]
-    ) -> tuple[np.ndarray, bool, int]:
-        """Read a worker's answer to a chunk; returns its rewards, whether the goal is reached, number of inner obs."""
-        rest, step_rewards, success, inner, self._said[env] = answer
+    def _played(self, env: int, answer: tuple[Any, ...]) -> Played:
+        """Read a worker's answer to a chunk, and the pictures that it left in shared memory."""
+        rest, step_rewards, success, inner, said = answer
         pictures = self._pool.clients[env].pictures
-        self._observations[env] = pictures.take(rest, 0)
-        for index, inner_rest in enumerate(inner):
-            for key, value in pictures.take(inner_rest, index + 1).items():
-                inner_obs[key][env, index] = value
-        self._episodes[env].steps += len(step_rewards)  # type: ignore[union-attr]
-        return step_rewards, success, len(inner)
+        observations = [pictures.take(inner_rest, slot) for slot, inner_rest in enumerate(inner, start=1)]
+        return Played(pictures.take(rest, 0), step_rewards, success, observations, said)
 
-    def _empty_inner(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        shape = (self.num_envs, len(self._inner_steps))
-        arrays = {key: np.zeros((*shape, *value.shape), value.dtype) for key, value in self._observations[0].items()}
-        return arrays, np.zeros(self.num_envs, dtype=np.int64)
-
-    def _info(
-        self, env: int, step_rewards: np.ndarray | None = None, success: bool = False, restarted: bool = False
-    ) -> dict[str, Any]:
-        episode = self._episodes[env]
-        assert episode is not None
-        task = self.tasks[episode.task_index]
-        padded = np.zeros(self.chunk_length, dtype=np.float32)
-        executed = 0 if step_rewards is None else len(step_rewards)
-        if step_rewards is not None:
-            padded[:executed] = step_rewards
+    def _draw(self, envs: Sequence[int]) -> dict[int, np.ndarray]:
+        """Frames of upright 256 pixels; an env that cannot draw one any more loses its episode in the next step."""
+        answers, failures = self._pool.ask({env: ("render", {}) for env in envs if env not in self._lost})
+        self._replace(failures)
         return {
-            "step_rewards": padded,
-            "chunk_steps": executed,
-            "is_success": bool(success),
-            "episode_steps": episode.steps,
-            "instruction": task.instruction,
-            "task_id": task.task_id,
-            "init_index": episode.init_index,
-            "worker_restarted": restarted,
-            "worker_restarts": int(self._pool.restarts[env]),
-            **hook_info(
-                self._hooks, self.chunk_length, self._said[env], None if step_rewards is None else self._asked[env]
-            ),
+            env: self._pool.clients[env].pictures.frame.copy() if env in answers else _frame_of(self._observations[env])
+            for env in envs
         }
 
-    def _batch(self) -> dict[str, np.ndarray]:
-        return {key: np.stack([obs[key] for obs in self._observations]) for key in OBSERVATION_KEYS}
-
-    # ------------------------------------------------------------------ others
-
-    def render(self) -> tuple[np.ndarray, ...] | None:
-        """
-        :return: One upright uint8 (256, 256, 3) frame per env, or ``None`` without ``render_mode="rgb_array"``.
-        """
-        if self.render_mode is None:
-            return None
-        frames = self._frames(range(self.num_envs))
-        return tuple(frames.get(env, _frame_of(self._observations[env])) for env in range(self.num_envs))
-
-    def _frames(self, envs: Iterable[int]) -> dict[int, np.ndarray]:
-        """Frames of those envs that can draw one; for the others the next step ends the episode."""
-        answers, failures = self._pool.ask({env: ("render", {}) for env in envs if env not in self._lost})
+    def _replace(self, failures: dict[int, WorkerFailure]) -> None:
+        """Replace the workers that broke; the new ones wait for their first episode."""
         for env, failure in failures.items():
             self._pool.restart(env, failure)
             self._lost.add(env)
-        return {env: self._pool.clients[env].pictures.frame.copy() for env in answers}
+
+    # ------------------------------------------------------------------ others
 
     def call_workers(self, function: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
         """
@@ -555,9 +258,7 @@ class LiberoVectorEnv(VectorEnv):
             {env: ("call", {"function": function, **entry}) for env, entry in enumerate(arguments[: self.num_envs])},
             patience=10.0,
         )
-        for env, failure in failures.items():
-            self._pool.restart(env, failure)
-            self._lost.add(env)
+        self._replace(failures)
         if failures:
             raise WorkerError(str(next(iter(failures.values()))))
         return [answers[env] for env in sorted(answers)]

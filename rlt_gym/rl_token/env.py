@@ -1,6 +1,5 @@
-"""RLToken-LIBERO-v0: LIBERO seen through a frozen VLA, as a small continuous-control task."""
+"""A vector environment seen through a frozen VLA, as a small continuous-control task."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,31 +8,28 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
-from rlt_gym.core.wrappers import GripperPenalty
-from rlt_gym.workers.hooks import ACTION_SIZE
+from rlt_gym.core.robot_spec import RobotSpec
 
 if TYPE_CHECKING:
-    import os
-
-    from rlt_gym.libero.make import SingleEnv
     from rlt_gym.rl_token.base import Encoder
-    from rlt_gym.vla.base import FrozenVLA
-
-PICTURES_AND_PROPRIO = ("agentview", "wrist", "proprio")
+    from rlt_gym.vla.base import FrozenVLA, VLASpec
 
 
 class RLTokenVectorEnv(VectorWrapper):
     """
     Replaces the pictures of a raw vector environment by what stage 2 of the RL-token method reads: ``z_rl`` (D,),
-    ``vla_ref`` (C, 7), the first C actions of the VLA's chunk, and raw ``proprio`` (8,), all float32.
+    ``vla_ref`` (C, d), the first C actions of the VLA's chunk, and raw ``proprio`` (P,), all float32.
+
+    ``env.metadata["robot"]`` (:class:`~rlt_gym.core.robot_spec.RobotSpec`) says which cameras there are; the VLA gets
+    those that its own specification names.
 
     VLA and encoder run once per vector step, on one batch that holds the N observations and the final observations of
     the episodes that ended in this step. Actions, rewards and infos pass through. The mode of autoreset is the raw
     environment's (``SAME_STEP`` or ``DISABLED``).
 
     If the raw environment observes inside the chunks (``obs_stride``), those observations go into the same batch, and
-    ``info["inner_obs"]`` has them in this environment's form: ``z_rl`` (N, n, D), ``vla_ref`` (N, n, C, 7), ``proprio``
-    (N, n, 8), zeros where ``info["inner_count"]`` says that there are none.
+    ``info["inner_obs"]`` has them in this environment's form: ``z_rl`` (N, n, D), ``vla_ref`` (N, n, C, d), ``proprio``
+    (N, n, P), zeros where ``info["inner_count"]`` says that there are none.
 
     Where the raw environment's infos have ``critical_phase``, the VLA's own chunk is played instead of the action until
     it is true.
@@ -41,8 +37,8 @@ class RLTokenVectorEnv(VectorWrapper):
     ``metadata["fingerprint"]`` has the hashes of ``"vla"`` and ``"rl_token"``: runs compare them with what they were
     trained on.
 
-    :param env: Raw environment with observation ``agentview``, ``wrist``, ``proprio``, action (C, 7), and
-        ``instruction``, ``init_index``, ``episode_steps`` in its infos, e.g. ``LIBERO-v0``.
+    :param env: Raw environment with pictures and ``proprio`` as observation, a ``robot`` in its metadata, action
+        (C, d), and ``instruction``, ``init_index``, ``episode_steps`` in its infos, e.g. ``LIBERO-v0``.
     :param vla: The frozen VLA.
     :param encoder: The RL-token encoder that was trained on this VLA's tokens.
     :param device: Where both run.
@@ -53,19 +49,18 @@ class RLTokenVectorEnv(VectorWrapper):
         from rlt_gym.rl_token.io import frozen_fingerprint, load_rl_token
         from rlt_gym.vla.registry import load_vla
 
-        single = env.single_observation_space
-        missing = {"agentview", "wrist", "proprio"} - set(single.keys() if isinstance(single, spaces.Dict) else ())
-        if missing:
+        single, shape = env.single_observation_space, env.single_action_space.shape
+        loaded = load_vla(vla, device)  # once: a VLA that is on the device is not moved
+        spec = loaded.spec
+        self._cameras = _camera_keys(env, spec)
+        if shape is None or len(shape) != 2 or shape[1] != spec.action_dim:
             raise ValueError(
-                f"The raw environment's observations lack {sorted(missing)}; use LIBERO-v0 or one like it."
+                f"The raw environment's action has shape {shape}; with the VLA {spec.name!r} it must be (chunk_length, "
+                f"{spec.action_dim})."
             )
-        shape = env.single_action_space.shape
-        if shape is None or len(shape) != 2 or shape[1] != 7:
-            raise ValueError(f"The raw environment's action has shape {shape}; it must be (chunk_length, 7).")
         mode = env.metadata.get("autoreset_mode")
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
             raise ValueError(f"The raw environment's autoreset_mode is {mode}; it must be SAME_STEP or DISABLED.")
-        loaded = load_vla(vla, device)  # once: a VLA that is on the device is not moved
         self.chunk_length = check_chunk_length(shape[0], loaded)
         super().__init__(env)
         self.vla = loaded
@@ -113,7 +108,7 @@ class RLTokenVectorEnv(VectorWrapper):
         self, actions: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """
-        :param actions: Chunks (N, C, 7) in environment units; values beyond [-1, 1] are clipped by the raw environment.
+        :param actions: Chunks (N, C, d) in environment units; values beyond [-1, 1] are clipped by the raw environment.
         :return: Observations, rewards (sum over the executed steps), terminations, truncations, infos; ``final_obs``
             holds observations of this environment's form.
         :raises ValueError: If the shape is wrong or a value is NaN or infinite; nothing has been executed then.
@@ -137,13 +132,13 @@ class RLTokenVectorEnv(VectorWrapper):
         self._remember(infos)
         batches: list[Mapping[str, np.ndarray]] = [obs]
         if ended:
-            batches.append({key: np.stack([row[key] for row in final]) for key in PICTURES_AND_PROPRIO})
+            batches.append({key: np.stack([row[key] for row in final]) for key in (*self._cameras, "proprio")})
         all_tasks, all_keys = self._instruction + ended_tasks, [self._seed_key, ended_keys]
         inner_of, inner_at = np.zeros(0, dtype=int), np.zeros(0, dtype=int)
         if "inner_obs" in infos:
             valid = np.arange(infos["inner_obs"]["proprio"].shape[1]) < np.asarray(infos["inner_count"])[:, None]
             inner_of, inner_at = np.nonzero(valid)
-            batches.append({key: infos["inner_obs"][key][valid] for key in PICTURES_AND_PROPRIO})
+            batches.append({key: infos["inner_obs"][key][valid] for key in (*self._cameras, "proprio")})
             all_tasks = all_tasks + [played[i] for i in inner_of]
             steps = (inner_at + 1) * (self.obs_stride or 0)
             all_keys.append(began[inner_of] + np.stack([np.zeros_like(steps), steps], axis=1))
@@ -175,7 +170,7 @@ class RLTokenVectorEnv(VectorWrapper):
         self, batches: Sequence[Mapping[str, np.ndarray]], tasks: Sequence[str], seed_keys: np.ndarray
     ) -> dict[str, np.ndarray]:
         """One forward pass over all rows of ``batches``; the arrays are new ones."""
-        joined = {key: np.concatenate([batch[key] for batch in batches]) for key in PICTURES_AND_PROPRIO}
+        joined = {key: np.concatenate([batch[key] for batch in batches]) for key in (*self._cameras, "proprio")}
         proprio = joined.pop("proprio").astype(np.float32)
         seeds = [int(np.random.SeedSequence(key.tolist()).generate_state(1)[0]) for key in np.maximum(seed_keys, 0)]
         output = self.vla.forward({**joined, "state": proprio}, list(tasks), seed=seeds).check(
@@ -188,6 +183,29 @@ class RLTokenVectorEnv(VectorWrapper):
             "vla_ref": chunk.cpu().numpy().copy(),
             "proprio": proprio.copy(),
         }
+
+
+def _camera_keys(env: VectorEnv, spec: "VLASpec") -> tuple[str, ...]:
+    """
+    :param env: Raw environment.
+    :param spec: Of the VLA that is to see its pictures.
+    :return: Keys of the cameras that the VLA needs.
+    :raises ValueError: The environment has no robot, lacks an observation, or its robot lacks one of the cameras.
+    """
+    robot: RobotSpec | None = env.metadata.get("robot")
+    if robot is None:
+        raise ValueError("The raw environment's metadata lack 'robot', an rlt_gym.core.robot_spec.RobotSpec.")
+    single = env.single_observation_space
+    missing = {*robot.camera_keys, "proprio"} - set(single.keys() if isinstance(single, spaces.Dict) else ())
+    if missing:
+        raise ValueError(f"The raw environment's observations lack {sorted(missing)}; use LIBERO-v0 or one like it.")
+    unknown = [camera for camera in spec.cameras if camera not in robot.camera_keys]
+    if unknown:
+        raise ValueError(
+            f"The VLA {spec.name!r} needs the cameras {unknown}, and the robot {robot.name!r} has "
+            f"{list(robot.camera_keys)}: use a VLA and an environment that fit."
+        )
+    return tuple(spec.cameras)
 
 
 def _read_infos(infos: Mapping[str, Any], tasks: list[str], seed_keys: np.ndarray) -> None:
@@ -214,86 +232,3 @@ def check_chunk_length(chunk_length: int, vla: "FrozenVLA") -> int:
             f"horizon {vla.spec.horizon}."
         )
     return int(chunk_length)
-
-
-def _penalty_arguments(gripper_penalty: float | Mapping[str, Any]) -> dict[str, Any]:
-    """
-    :param gripper_penalty: The cost, or keyword arguments of :class:`~rlt_gym.core.wrappers.GripperPenalty`.
-    :return: The keyword arguments.
-    :raises ValueError: An unknown argument, or a value out of range.
-    """
-    arguments = dict(gripper_penalty) if isinstance(gripper_penalty, Mapping) else {"penalty": gripper_penalty}
-    try:
-        GripperPenalty.check_arguments(ACTION_SIZE, **arguments)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"gripper_penalty must be a number or a dict for GripperPenalty, got {gripper_penalty!r}: {error}"
-        ) from error
-    return arguments
-
-
-def make_rl_token_vec(
-    num_envs: int = 1,
-    suite: str = "libero_goal",
-    task_ids: Sequence[int] | None = None,
-    chunk_length: int = 8,
-    vla: "str | os.PathLike[str] | FrozenVLA" = "mini",
-    rl_token: "str | os.PathLike[str] | Encoder" = "auto",
-    device: str = "cpu",
-    render: str = "fast",
-    gripper_penalty: float | Mapping[str, Any] | None = None,
-    **raw_env_kwargs: Any,
-) -> RLTokenVectorEnv:
-    """
-    Entry point of ``gymnasium.make_vec("RLToken-LIBERO-v0", ...)``.
-
-    :param num_envs: Number of simulators.
-    :param suite: LIBERO suite.
-    :param task_ids: Tasks of the suite, ``None`` = all.
-    :param chunk_length: Control steps per action, at most the VLA's horizon.
-    :param vla: ``"mini"``, a ``.safetensors`` path, or a FrozenVLA.
-    :param rl_token: ``"auto"``, ``"mean"`` (no RL token, but the mean of the VLA's picture tokens), a ``.safetensors``
-        path, or an encoder.
-    :param device: Where VLA and encoder run.
-    :param render: ``"fast"``, the pictures that the shipped MiniVLA was trained on, or ``"exact"``, LIBERO's own.
-    :param gripper_penalty: Cost of each opening or closing of the gripper, or a dict of all arguments of
-        :class:`~rlt_gym.core.wrappers.GripperPenalty`; ``None`` for none.
-    :param raw_env_kwargs: Further arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv`.
-    :return: The environment.
-    :raises ValueError: If an argument is wrong; no process has been started then.
-    """
-    from rlt_gym.libero.vector_env import LiberoVectorEnv
-    from rlt_gym.rl_token.io import load_rl_token
-    from rlt_gym.vla.registry import load_vla
-
-    penalty = None if gripper_penalty is None else _penalty_arguments(gripper_penalty)
-    loaded = load_vla(vla, device)
-    encoder = load_rl_token(rl_token, loaded, device)
-    check_chunk_length(chunk_length, loaded)
-    env = LiberoVectorEnv(
-        num_envs=num_envs, suite=suite, task_ids=task_ids, chunk_length=chunk_length, render=render, **raw_env_kwargs
-    )
-    if loaded.spec.name == "mini" and env.assets.kind != "embedded":
-        warnings.warn(
-            f"MiniVLA was trained on the embedded assets and plays on {env.assets.kind} ones here ({env.assets.path}): "
-            "expect few successes. Pass assets='embedded'.",
-            stacklevel=2,
-        )
-    try:
-        raw = env if penalty is None else GripperPenalty(env, **penalty)
-        return RLTokenVectorEnv(raw, loaded, encoder, device)
-    except BaseException:
-        env.close()
-        raise
-
-
-def make_rl_token(**kwargs: Any) -> "SingleEnv":
-    """
-    Entry point of ``gymnasium.make("RLToken-LIBERO-v0")``.
-
-    :param kwargs: Arguments of :func:`make_rl_token_vec` without ``num_envs``.
-    :return: One environment; it is reset by its user.
-    """
-    from rlt_gym.libero.make import SingleEnv
-
-    return SingleEnv(make_rl_token_vec(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **kwargs))

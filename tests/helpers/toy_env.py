@@ -6,15 +6,31 @@ import sys
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_space
 
+from rlt_gym.core.chunk_vector_env import Task
+from rlt_gym.core.episodes import Episode, EpisodeSequence
+from rlt_gym.core.in_process import InProcessVectorEnv
+from rlt_gym.core.robot_spec import ProprioPart, RobotSpec
 from rlt_gym.testing import FakeRLTokenVectorEnv
 
 CHUNK = (2, 3)
+ROBOT = RobotSpec("toy", (), (ProprioPart("chunks", 3),), ("sign", "a", "b"), control_frequency=20.0)
 
 
-class ToyVectorEnv(gym.vector.VectorEnv):
+class FromTheStart(EpisodeSequence):
+    """Every reset starts the sequence over, in training too; the state is the number of the episode."""
+
+    n_states = 1000
+
+    def episode(self, number):
+        return Episode(number, number % self.num_tasks, number % self.n_states)
+
+    def restart(self, split=None, seed=None, shard=None):
+        super().restart(split, seed, shard)
+        self._next = [0] * self.num_envs
+
+
+class ToyVectorEnv(InProcessVectorEnv):
     """
     Episode number p lasts 2 + p % 3 chunks of 2 control steps; it succeeds if the last chunk begins with a plus.
 
@@ -23,86 +39,67 @@ class ToyVectorEnv(gym.vector.VectorEnv):
     """
 
     fingerprint = None
+    last_picture = False  # whether it shows the end of an episode; other people's environments need not
+    init_state_counts = {}  # noqa: RUF012  (a test sets it)
 
     def __init__(
         self, num_envs=1, n_states=1000, render_mode=None, init_states="train", seed=0, suite=None, task_ids=None
     ):
         if suite == "unknown":
             raise ValueError(f"Unknown suite {suite!r}; choose one of ['toy'].")
-        self.num_envs, self.n_states, self.render_mode = num_envs, n_states, render_mode
-        self.task_ids = task_ids or [7]
-        self.metadata = {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.SAME_STEP}
-        if self.fingerprint is not None:
-            self.metadata["fingerprint"] = self.fingerprint
-        box = gym.spaces.Box(-1, 1, CHUNK, np.float32)
-        self.single_observation_space = gym.spaces.Dict(
+        space = gym.spaces.Dict(
             z_rl=gym.spaces.Box(-np.inf, np.inf, (4,), np.float32),
-            vla_ref=box,
+            vla_ref=gym.spaces.Box(-1, 1, CHUNK, np.float32),
             proprio=gym.spaces.Box(-np.inf, np.inf, (3,), np.float32),
         )
-        self.single_action_space = box
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(box, num_envs)
+        super().__init__(
+            num_envs, [Task(task_id, "show the sign") for task_id in task_ids or [7]], space, ROBOT, CHUNK[0],
+            init_states=init_states, seed=seed, render_mode=render_mode, sequence=FromTheStart,
+        )  # fmt: skip
+        self.sequence.n_states = n_states
+        if self.fingerprint is not None:
+            self.metadata["fingerprint"] = self.fingerprint
+        self.first = [0.0] * num_envs  # what the chunk began with
         self.splits = []
         self.seeds = []
-        self.split = init_states
         self.split_of_steps = []
         self.closed_workers = False
 
-    def _obs(self):
-        signs = np.where(self.pair % 2 == 0, 1.0, -1.0).astype(np.float32)
+    def _horizon(self, env):
+        return CHUNK[0] * (2 + self.episodes[env].number % 3)
+
+    def _begin(self, env):
+        pass
+
+    def _control_step(self, env, action):
+        if self._steps[env] % CHUNK[0] == 0:
+            self.first[env] = action[0]
+        success = self._steps[env] + 1 == self._horizon(env) and self.first[env] > 0
+        return float(success), success
+
+    def _observe(self, env):
+        sign, t = 1.0 - 2.0 * (self.episodes[env].number % 2), self._steps[env] // CHUNK[0]
         return {
-            "z_rl": np.stack([signs, np.zeros_like(signs), np.ones_like(signs), -signs], axis=1),
-            "vla_ref": np.broadcast_to(0.5 * signs[:, None, None], (self.num_envs, *CHUNK)).copy(),
-            "proprio": np.stack([self.t, self.t, self.t], axis=1).astype(np.float32),
+            "z_rl": np.array([sign, 0, 1, -sign], dtype=np.float32),
+            "vla_ref": np.full(CHUNK, 0.5 * sign, dtype=np.float32),
+            "proprio": np.full(3, t, dtype=np.float32),
         }
 
-    def _infos(self, envs, chunk_steps):
-        infos = {}
-        for i in envs:
-            entry = {
-                "task_id": self.task_ids[self.pair[i] % len(self.task_ids)],
-                "init_index": int(self.pair[i] % self.n_states),
-                "episode_steps": int(2 * self.t[i]),
-                "is_success": bool(self.success[i]),
-                "chunk_steps": chunk_steps,
-                "step_rewards": np.array([0.0, self.success[i]], dtype=np.float32),
-                "instruction": "show the sign",
-            }
-            infos = self._add_info(infos, entry, i)
-        return infos
+    def _frame(self, env):
+        return np.full((16, 16, 3), 40 * (self._steps[env] // CHUNK[0]), dtype=np.uint8)
 
     def reset(self, *, seed=None, options=None):
-        self.split = (options or {}).get("init_states", self.split)
         self.splits.append((options or {}).get("init_states"))
         self.seeds.append(seed)
-        self.shard = (options or {}).get("shard", (0, 1))
-        self.pair = (self.num_envs - 1 - np.arange(self.num_envs)) * self.shard[1] + self.shard[0]
-        self.t = np.zeros(self.num_envs, dtype=int)
-        self.success = np.zeros(self.num_envs, dtype=bool)
-        return self._obs(), self._infos(range(self.num_envs), 0)
+        return super().reset(seed=seed, options=options)
 
     def step(self, actions):
-        assert actions.shape == (self.num_envs, *CHUNK)
-        self.split_of_steps.append(self.split)
-        self.t += 1
-        done = self.t >= 2 + self.pair % 3
-        self.success = done & (actions[:, 0, 0] > 0)
-        term, trunc = self.success.copy(), done & ~self.success
-        finals = {"final_obs": np.full(self.num_envs, None, dtype=object), "_final_obs": done, "_final_info": done}
-        infos = self._infos(range(self.num_envs), 2)
-        if done.any():
-            finals["final_info"] = self._infos(np.flatnonzero(done), 2)
-            obs = self._obs()
-            for i in np.flatnonzero(done):
-                finals["final_obs"][i] = {key: value[i] for key, value in obs.items()}
-            self.pair = np.where(done, self.pair + self.num_envs * self.shard[1], self.pair)
-            self.t[done] = 0
-            infos |= finals
-        return self._obs(), term.astype(float), term, trunc, infos
-
-    def render(self):
-        return tuple(np.full((16, 16, 3), 40 * self.t[i], dtype=np.uint8) for i in range(self.num_envs))
+        self.split_of_steps.append(self.init_states)
+        result = super().step(actions)
+        if not self.last_picture:
+            for key in ("final_frame", "_final_frame"):
+                result[-1].get("final_info", {}).pop(key, None)
+        return result
 
     def close_extras(self, **kwargs):
         self.closed_workers = True

@@ -3,35 +3,19 @@
 import numpy as np
 import pytest
 
+from rlt_gym.core.episodes import EpisodeSequence
 from rlt_gym.libero.vector_env import LiberoVectorEnv
 
-
-class NoSimulators:
-    """Stands in for the pool of workers: every reset is answered, none is real."""
-
-    def __init__(self, num_envs, *_):
-        self.clients = [self] * num_envs
-        self.pictures, self.restarts = self, np.zeros(num_envs, dtype=np.int64)
-
-    def ask(self, questions):
-        return dict.fromkeys(questions, ({}, {})), {}
-
-    def take(self, rest, slot):
-        return {key: np.zeros(2) for key in ("agentview", "wrist", "proprio")}
-
-    def close(self):
-        pass
+TASKS = (1, 8, 5)
 
 
-def states(num_envs, episodes, **arguments):
+def states(num_envs, episodes, split="train", **arguments):
     """(task, initial state) of the vector's first episodes, in the order of their numbers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlt_gym.libero.vector_env.WorkerPool", NoSimulators)
-        env = LiberoVectorEnv(num_envs, "libero_goal", [1, 8, 5], assets="embedded", **arguments)
+    sequence = EpisodeSequence(num_envs, len(TASKS), split, **arguments)
     seen = []
     for _ in range(-(-episodes // num_envs)):
-        _, infos = env.reset(options={"init_states": arguments.get("init_states", "train")})
-        seen += reversed(list(zip(infos["task_id"].tolist(), infos["init_index"].tolist(), strict=True)))
+        row = [sequence.next(env) for env in range(num_envs)]
+        seen += [(TASKS[episode.task_index], episode.init_index) for episode in reversed(row)]
     return seen[:episodes]
 
 
@@ -39,7 +23,7 @@ def without_groups(episodes, seed):
     """The rule of the class: tasks in turn, from one that the seed chooses; initial state drawn from (seed, p)."""
     first = int(np.random.SeedSequence([seed]).generate_state(1)[0])
     draws = [int(np.random.SeedSequence([seed, p]).generate_state(1)[0]) % 10_000 for p in range(episodes)]
-    return [((1, 8, 5)[(first + p) % 3], draw) for p, draw in enumerate(draws)]
+    return [(TASKS[(first + p) % 3], draw) for p, draw in enumerate(draws)]
 
 
 def test_without_groups_nothing_changes():
@@ -56,18 +40,34 @@ def test_each_training_state_comes_g_times_whatever_the_number_of_envs(num_envs,
 def test_all_tasks_are_practised_by_whoever_seeds_anew_after_every_episode():
     """A run does so at each evaluation and checkpoint."""
     first = [states(1, 1, seed=10_007 * number)[0][0] for number in range(60)]
-    assert min(first.count(task) for task in (1, 8, 5)) >= 10
+    assert min(first.count(task) for task in TASKS) >= 10
 
 
 def test_held_out_states_come_once():
-    expected = [(task, turn) for turn in range(3) for task in (1, 8, 5)]
-    assert states(9, 9, group_size=4, init_states="eval") == expected
+    expected = [(task, turn) for turn in range(3) for task in TASKS]
+    assert states(9, 9, group_size=4, split="eval") == expected
+
+
+def test_an_evaluation_does_not_set_practice_back():
+    """Training goes on with the episode after the last one it began; a seed starts its sequence anew."""
+    sequence = EpisodeSequence(2, 3, seed=7)
+    first = [sequence.next(0).number, sequence.next(1).number, sequence.next(1).number]
+    sequence.restart("eval", shard=(1, 3))
+    assert [sequence.next(env).number for env in (0, 1, 1)] == [4, 1, 7]
+    sequence.restart("selection")
+    assert sequence.next(1).number == 0
+    sequence.restart("train")
+    assert first == [1, 0, 2] and [sequence.next(env).number for env in (0, 1)] == [3, 4]
+    sequence.repeat(1)
+    assert sequence.next(1).number == 4
+    sequence.restart(seed=7)
+    assert [sequence.next(env).number for env in (0, 1)] == [1, 0]
 
 
 @pytest.mark.parametrize("group_size", [0, 1.5, True])
 def test_group_size_is_checked(group_size):
     with pytest.raises(ValueError, match="group_size must be an integer in 1"):
-        LiberoVectorEnv(1, "libero_goal", [1], assets="embedded", group_size=group_size)
+        EpisodeSequence(1, 1, group_size=group_size)
 
 
 def test_the_same_state_and_actions_give_the_same_episode(tmp_path):

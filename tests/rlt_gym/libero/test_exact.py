@@ -5,6 +5,7 @@ official assets where ``RLT_LIBERO_ASSETS`` names them and on the embedded ones.
 """
 
 import json
+import os
 import subprocess
 import sys
 

@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from rlt_gym.core.chunk_info import hook_info
+from rlt_gym.core.hooks import check_hook
 from rlt_gym.libero.devices import KeyboardTakeover, SpaceMouseTakeover
 from rlt_gym.libero.interventions import ScriptedTakeover
 from rlt_gym.libero.vector_env import LiberoVectorEnv
 from rlt_gym.testing import FakeLiberoVectorEnv, check_vector_env
-from rlt_gym.workers.hooks import WorkerHooks, check_hook, hook_info
+from rlt_gym.workers.hooks import WorkerHooks
 
 FAST = {"assets": "embedded", "render": "fast", "image_size": 32}
 
@@ -68,7 +70,7 @@ def test_scripted_takeover_refuses(arguments, message):
 
 
 def test_flags_and_actions_follow_what_the_hook_returns():
-    hooks = WorkerHooks(check_hook("intervention", "intervention_hooks:EveryThird", {"size": 0.25}, 3))
+    hooks = WorkerHooks(7, check_hook("intervention", "intervention_hooks:EveryThird", {"size": 0.25}, 3))
     simulator = SimpleNamespace(task=SimpleNamespace(suite="libero_goal"))
     draws = []
     for seed in (5, 5, 6):
@@ -89,7 +91,7 @@ def test_flags_and_actions_follow_what_the_hook_returns():
 
 
 def test_a_hook_that_returns_nonsense_is_named():
-    hooks = WorkerHooks(check_hook("intervention", "intervention_hooks:wrong", None, 3))
+    hooks = WorkerHooks(7, check_hook("intervention", "intervention_hooks:wrong", None, 3))
     hooks.begin_episode(None, 0)
     with pytest.raises(ValueError, match="None or 7 finite numbers"):
         hooks.choose(np.zeros(7))
@@ -98,7 +100,7 @@ def test_a_hook_that_returns_nonsense_is_named():
 def test_critical_phase_begins_once():
     heights = iter([0.5, 0.3, 0.1, 0.5, 0.5])
     simulator = SimpleNamespace(proprio=lambda: [0, 0, next(heights)])
-    hooks = WorkerHooks(None, check_hook("critical_phase", "intervention_hooks:below", {"height": 0.2}, 1))
+    hooks = WorkerHooks(7, None, check_hook("critical_phase", "intervention_hooks:below", {"height": 0.2}, 1))
     assert hooks.choose is None
     assert hooks.begin_episode(simulator, 0) == {"critical_phase": False}
     assert hooks.end_chunk() == {"critical_chunk": False, "critical_phase": False}
@@ -110,14 +112,14 @@ def test_critical_phase_begins_once():
 def test_info_keeps_its_keys_where_a_worker_was_lost():
     hooks = {"intervention": {}, "critical_phase": {}}
     asked = np.ones((4, 7), dtype=np.float32)
-    lost = hook_info(hooks, 4, {}, asked)
+    lost = hook_info(hooks, (4, 7), {}, asked)
     assert set(lost) == {"executed_actions", "intervention", "critical_chunk", "critical_phase"}
     assert not lost["intervention"].any() and not lost["critical_chunk"]
     said = {"executed_actions": np.zeros((3, 7), np.float32), "intervention": np.array([0, 1, 1], bool)}
-    info = hook_info(hooks, 4, said, asked)
+    info = hook_info(hooks, (4, 7), said, asked)
     np.testing.assert_array_equal(info["executed_actions"], [[0] * 7] * 3 + [[1] * 7])
     assert info["intervention"].tolist() == [False, True, True, False]
-    assert hook_info({"intervention": None, "critical_phase": None}, 4, {}, asked) == {}
+    assert hook_info({"intervention": None, "critical_phase": None}, (4, 7), {}, asked) == {}
 
 
 # ---------------------------------------------------------------- on LIBERO

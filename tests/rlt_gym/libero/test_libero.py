@@ -10,6 +10,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
+from rlt_gym.core.episodes import EpisodeSequence
 from rlt_gym.libero.suites.tasks import SPLITS, episode_seed, get_task, get_tasks, load_init_states
 from rlt_gym.libero.vector_env import LiberoVectorEnv
 from rlt_gym.testing import check_vector_env
@@ -29,8 +30,8 @@ def env():
 
 
 def test_number_of_initial_states():
-    env = types.SimpleNamespace(tasks=get_tasks("libero_goal", [1, 8]))
-    assert LiberoVectorEnv.init_state_counts.fget(env) == {"selection": 1000, "eval": 1000}
+    sequence = EpisodeSequence(1, len(get_tasks("libero_goal", [1, 8])))
+    assert sequence.init_state_counts == {"selection": 1000, "eval": 1000}
 
 
 def test_tasks_follow_libero():
@@ -183,7 +184,7 @@ def test_training_states_depend_on_seed_and_not_on_the_number_of_workers(env):
     _, other = env.reset(seed=6)
     assert np.array_equal(two["init_index"], again["init_index"])
     assert not np.array_equal(two["init_index"], other["init_index"])
-    numbers = [env._number(index, 0) for index in range(2)]
+    numbers = [env.sequence.number(index, 0) for index in range(2)]
     assert sorted(numbers) == [0, 1]
     assert two["init_index"][0] != two["init_index"][1]
 

@@ -65,7 +65,7 @@ def test_the_bridge_hands_inner_observations_on():
             assert counted.tolist() == [begins + 1 + n for n in range(info["inner_count"])]
             if done:
                 assert info["terminal_observation"]["proprio"][0] == info["episode_steps"]
-    assert raw._episodes.tolist() == [1, 1]
+    assert [episode.number for episode in raw.episodes] == [3, 2]  # the second one of each
 
 
 @pytest.mark.parametrize("stride", [0, C])

@@ -9,8 +9,9 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
+from rlt_gym.libero.make import make_rl_token_libero_vec
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
-from rlt_gym.rl_token.env import RLTokenVectorEnv, make_rl_token_vec
+from rlt_gym.rl_token.env import RLTokenVectorEnv
 from rlt_gym.rl_token.io import load_rl_token
 from rlt_gym.testing import FakeLiberoVectorEnv, check_vector_env
 from rlt_gym.vla.base import VLAOutput, VLASpec
@@ -204,6 +205,19 @@ def test_constructor_refuses_what_does_not_fit():
         RLTokenVectorEnv(raw, wide, ReadingEncoder())
     with pytest.raises(ValueError, match="lack"):
         RLTokenVectorEnv(make(), CountingVLA(), ReadingEncoder())
+    other = CountingVLA()
+    other.spec = replace(other.spec, cameras=("agentview", "front"))
+    with pytest.raises(
+        ValueError, match=r"'counting' needs the cameras \['front'\].*'fake' has \['agentview', 'wrist'\]"
+    ):
+        RLTokenVectorEnv(raw, other, ReadingEncoder())
+    other.spec = replace(CountingVLA.spec, action_dim=6)
+    with pytest.raises(ValueError, match=r"\(4, 7\); with the VLA 'counting' it must be \(chunk_length, 6\)"):
+        RLTokenVectorEnv(raw, other, ReadingEncoder())
+    robot = raw.metadata.pop("robot")
+    with pytest.raises(ValueError, match="metadata lack 'robot'"):
+        RLTokenVectorEnv(raw, CountingVLA(), ReadingEncoder())
+    raw.metadata["robot"] = robot
     with pytest.raises(ValueError, match="autoreset_mode"):
         raw.metadata["autoreset_mode"] = AutoresetMode.NEXT_STEP
         RLTokenVectorEnv(raw, CountingVLA(), ReadingEncoder())
@@ -217,11 +231,11 @@ def test_factory_checks_before_any_process_starts(monkeypatch):
 
     monkeypatch.setattr(vector_env, "LiberoVectorEnv", fail)
     with pytest.raises(ValueError, match="horizon 6"):
-        make_rl_token_vec(1, chunk_length=7, vla=CountingVLA(), rl_token=ReadingEncoder())
+        make_rl_token_libero_vec(1, chunk_length=7, vla=CountingVLA(), rl_token=ReadingEncoder())
     with pytest.raises(ValueError, match="fingerprint"):
-        make_rl_token_vec(1, chunk_length=C, vla=CountingVLA(), rl_token=ReadingEncoder("0" * 64))
+        make_rl_token_libero_vec(1, chunk_length=C, vla=CountingVLA(), rl_token=ReadingEncoder("0" * 64))
     with pytest.raises(ValueError, match="allowed are 'mini', 'mini-slow', 'mini-spatial'"):
-        make_rl_token_vec(1, vla="maxi")
+        make_rl_token_libero_vec(1, vla="maxi")
 
     for wrong, message in (
         (-0.5, "penalty must be >= 0"),
@@ -231,7 +245,7 @@ def test_factory_checks_before_any_process_starts(monkeypatch):
         ({"env": None}, "unexpected keyword argument 'env'"),
     ):
         with pytest.raises(ValueError, match=message):
-            make_rl_token_vec(1, vla=CountingVLA(), rl_token=ReadingEncoder(), gripper_penalty=wrong)
+            make_rl_token_libero_vec(1, vla=CountingVLA(), rl_token=ReadingEncoder(), gripper_penalty=wrong)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +256,7 @@ def test_the_gripper_penalty_takes_all_arguments(monkeypatch, given, penalty, si
     from rlt_gym.libero import vector_env
 
     monkeypatch.setattr(vector_env, "LiberoVectorEnv", FakeLiberoVectorEnv)
-    env = make_rl_token_vec(
+    env = make_rl_token_libero_vec(
         1, chunk_length=C, vla=CountingVLA(), rl_token=ReadingEncoder(), gripper_penalty=given, success_step=99
     )
     assert (getattr(env.env, "penalty", None), getattr(env.env, "signal", None)) == (penalty, signal)

@@ -137,7 +137,7 @@ def test_disabled_mode_and_reset_mask():
     obs, _, terminations, _, infos = env.step(zeros)
     assert terminations.tolist() == [False, True] and obs["proprio"][:, 0].tolist() == [16, 13]
     assert infos["chunk_steps"].tolist() == [8, 5] and "final_obs" not in infos
-    with pytest.raises(ValueError, match="reset"):
+    with pytest.raises(RuntimeError, match="reset"):
         env.step(zeros)
     obs, infos = env.reset(options={"reset_mask": np.array([False, True])})
     assert obs["proprio"][:, 0].tolist() == [16, 0] and infos["_init_index"].tolist() == [False, True]

@@ -52,7 +52,7 @@ def test_a_model_is_asked_deterministically():
 
 
 def test_frames_of_the_first_states_only():
-    result = evaluate("vla", ToyVectorEnv(2), 6, record_states=3)
+    result = evaluate("vla", ToyVectorEnv(2, render_mode="rgb_array"), 6, record_states=3)
     assert sorted(result.frames) == [0, 1, 2]
     # one picture before every chunk: the pictures show how many chunks the episode has had
     assert [[int(f[0, 0, 0]) // 40 for f in result.frames[p]] for p in range(3)] == [[0, 1], [0, 1, 2], [0, 1, 2, 3]]

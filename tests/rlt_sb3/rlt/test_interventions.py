@@ -80,7 +80,7 @@ def test_interventions_rescue_and_teach():
 def late(simulator):
     """True at control step 4 in even episodes, 8 in odd ones, false again at 12."""
     env, i = simulator.env, simulator.index
-    begin = 4 if env._init_index(i) % 2 == 0 else 8
+    begin = 4 if env.episodes[i].init_index % 2 == 0 else 8
     return begin <= env._steps[i] < 12
 
 

@@ -1,0 +1,84 @@
+"""What the infos of a chunked vector environment say about one environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlt_gym.core.episodes import Episode
+
+
+def chunk_info(
+    action_shape: tuple[int, int],
+    episode: Episode,
+    task_id: int,
+    instruction: str,
+    hooks: dict[str, Any],
+    said: dict[str, Any],
+    step_rewards: np.ndarray | None = None,
+    success: bool = False,
+    actions: np.ndarray | None = None,
+    restarted: bool = False,
+    restarts: int = 0,
+) -> dict[str, Any]:
+    """
+    Info entries of one env, the same keys at every reset and step.
+
+    :param action_shape: (C, d), control steps of a chunk and numbers of an action.
+    :param episode: The episode played.
+    :param task_id: Of its task.
+    :param instruction: Of its task.
+    :param hooks: The environment's hooks by name, ``None`` for those that it does not have.
+    :param said: What the env's hooks said, see :class:`rlt_gym.workers.hooks.WorkerHooks`; empty where it was lost.
+    :param step_rewards: Rewards (k,) of the executed control steps; ``None`` where none was executed.
+    :param success: Whether the task is solved.
+    :param actions: The chunk (C, d) that was asked for; ``None`` at a reset and where the env was lost.
+    :param restarted: Whether the env was lost.
+    :param restarts: How often so far.
+    :return: ``step_rewards`` float32 (C,), zero after step k; ``chunk_steps`` k; ``is_success``; ``episode_steps``;
+        ``instruction``; ``task_id``; ``init_index``; ``worker_restarted``; ``worker_restarts``; and :func:`hook_info`.
+    """
+    padded = np.zeros(action_shape[0], dtype=np.float32)
+    executed = 0 if step_rewards is None else len(step_rewards)
+    if step_rewards is not None:
+        padded[:executed] = step_rewards
+    return {
+        "step_rewards": padded,
+        "chunk_steps": executed,
+        "is_success": bool(success),
+        "episode_steps": episode.steps,
+        "instruction": instruction,
+        "task_id": task_id,
+        "init_index": episode.init_index,
+        "worker_restarted": restarted,
+        "worker_restarts": int(restarts),
+        **hook_info(hooks, action_shape, said, actions),
+    }
+
+
+def hook_info(
+    hooks: dict[str, Any], action_shape: tuple[int, int], said: dict[str, Any], actions: np.ndarray | None
+) -> dict[str, Any]:
+    """
+    Info entries about hooks, the same keys at every reset and step.
+
+    :param hooks: The environment's hooks by name.
+    :param action_shape: (C, d), control steps of a chunk and numbers of an action.
+    :param said: Answer of :class:`rlt_gym.workers.hooks.WorkerHooks`; empty where a worker was lost.
+    :param actions: The chunk that was asked for, float32 (C, d); ``None`` at a reset.
+    :return: ``executed_actions`` float32 (C, d), from step k on what was asked for; ``intervention`` bool (C,);
+        ``critical_chunk`` and ``critical_phase`` bool.
+    """
+    info: dict[str, Any] = {}
+    if hooks.get("intervention") is not None:
+        executed = np.zeros(action_shape, np.float32) if actions is None else np.array(actions)
+        taken = np.zeros(action_shape[0], dtype=bool)
+        done = said.get("executed_actions", ())
+        if len(done):
+            executed[: len(done)], taken[: len(done)] = done, said["intervention"]
+        info["executed_actions"], info["intervention"] = executed, taken
+    if hooks.get("critical_phase") is not None:
+        info["critical_chunk"] = bool(said.get("critical_chunk", False))
+        info["critical_phase"] = bool(said.get("critical_phase", False))
+    return info

@@ -1,0 +1,415 @@
+"""The base class of vector environments whose action is a chunk of control steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from rlt_gym.core.chunk_info import chunk_info
+from rlt_gym.core.episodes import Episode, EpisodeSequence, checked_int
+from rlt_gym.core.robot_spec import RobotSpec
+
+Observation = dict[str, np.ndarray]
+Infos = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """
+    What the infos say about a task.
+
+    :param task_id: Its number in the suite.
+    :param instruction: What the robot is told to do.
+    """
+
+    task_id: int
+    instruction: str
+
+
+@dataclass
+class Played:
+    """
+    What a chunk did in one environment.
+
+    :param observation: The one after the last executed control step.
+    :param step_rewards: float32 (k,), rewards of the executed control steps, 1 <= k <= C.
+    :param success: Whether the task is solved, which ends chunk and episode.
+    :param inner: Observations at those of the control steps s, 2s, ... < C that lie before step k, in order.
+    :param said: What the hooks said about the chunk, see :meth:`rlt_gym.workers.hooks.WorkerHooks.end_chunk`.
+    """
+
+    observation: Observation
+    step_rewards: np.ndarray
+    success: bool
+    inner: Sequence[Observation] = ()
+    said: dict[str, Any] = field(default_factory=dict)
+
+
+class ChunkVectorEnv(VectorEnv):
+    """
+    N environments that play chunks of C control steps together; everything but the simulators.
+
+    A subclass says how episodes start (:meth:`_start_episodes`), what a chunk does (:meth:`_play`) and, for a
+    ``render_mode``, what it looks like (:meth:`_draw`), each for several environments at once. Simulators that live in
+    this process are simpler to add with :class:`~rlt_gym.core.in_process.InProcessVectorEnv`.
+
+    Action: float32 (C, d) in [-1, 1]. A chunk ends at success or at the horizon after k <= C steps.
+    Reward: the sum over the executed steps. ``terminated`` is success, ``truncated`` the horizon.
+
+    Info of every env: ``step_rewards`` float32 (C,), zero after step k; ``chunk_steps`` k; ``is_success``;
+    ``episode_steps``; ``instruction``; ``task_id``; ``init_index``; ``worker_restarted``; ``worker_restarts``.
+    With a ``render_mode``, ``final_info`` also has ``final_frame``.
+
+    With ``obs_stride=s`` the infos of :meth:`step` also have ``inner_obs``, a dict of arrays (num_envs, n, ...) with
+    the observations at control steps s, 2s, ... < C inside the chunk that was just played (n of them, zeros from the
+    step at which it ended), and ``inner_count`` (num_envs,), how many are valid: those before step k. Both stand at
+    the top level for every env, for those whose episode has just ended too; ``final_info`` does not repeat them.
+
+    A simulator may be lost in a chunk. Its episode then ends: ``truncated``, with ``worker_restarted`` true in its info
+    (under ``SAME_STEP`` in ``final_info`` as well). Nothing of the broken chunk counts: reward 0, ``chunk_steps`` 0,
+    and the final observation is the one that was returned last. Such a row is no transition and must not be stored.
+    The env then plays the same episode from its start; the other envs do not notice. ``worker_restarts`` counts, as
+    info for each env and as attribute for all.
+
+    With an ``intervention`` the infos also have ``executed_actions`` float32 (C, d), what was done (from step k on: the
+    action), and ``intervention`` bool (C,), true at the control steps that someone else chose. Nobody takes over in
+    episodes of the selection and evaluation sets: they measure what the policy can do. With a ``critical_phase`` they
+    have ``critical_phase``, whether the observation returned lies in it, and ``critical_chunk``, whether the chunk just
+    played began in it.
+
+    :param num_envs: N.
+    :param tasks: Tasks, each with ``task_id`` and ``instruction``, e.g. :class:`Task`.
+    :param observation_space: Of one environment.
+    :param robot: What ``metadata["robot"]`` says.
+    :param chunk_length: C.
+    :param max_episode_steps: Control steps before truncation.
+    :param init_states: The split to begin with: ``"train"``, ``"selection"`` or ``"eval"``.
+    :param seed: Seed until :meth:`reset` is given one.
+    :param autoreset_mode: ``SAME_STEP`` or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
+    :param render_mode: ``None`` or ``"rgb_array"``.
+    :param obs_stride: Also observe every so many control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
+    :param train_episode_steps: Horizon of the training split, at most ``max_episode_steps``; ``None``: no difference.
+    :param group_size: How often each training initial state is played, see
+        :class:`~rlt_gym.core.episodes.EpisodeSequence`.
+    :param hooks: ``intervention`` and ``critical_phase``, as a subclass hands them to
+        :class:`~rlt_gym.workers.hooks.WorkerHooks`; ``None`` for those that there are not.
+    :param sequence: Class of the sequence of episodes.
+    :raises ValueError: A bad argument.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        tasks: Sequence[Any],
+        observation_space: spaces.Dict,
+        robot: RobotSpec,
+        chunk_length: int = 8,
+        max_episode_steps: int = 300,
+        init_states: str = "train",
+        seed: int = 0,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
+        render_mode: str | None = None,
+        obs_stride: int | None = None,
+        train_episode_steps: int | None = None,
+        group_size: int = 1,
+        hooks: dict[str, Any] | None = None,
+        sequence: type[EpisodeSequence] = EpisodeSequence,
+    ):
+        self.num_envs = checked_int("num_envs", num_envs, 1, 1024)
+        self.tasks = list(tasks)
+        self.robot = robot
+        self.chunk_length = checked_int("chunk_length", chunk_length, 1, 100)
+        if obs_stride is not None:
+            if self.chunk_length == 1:
+                raise ValueError("obs_stride needs chunks of 2 or more control steps, got chunk_length=1")
+            checked_int("obs_stride", obs_stride, 1, self.chunk_length - 1)
+        self.obs_stride = obs_stride
+        #: Control steps inside a chunk at which it is observed, besides its end.
+        self._inner_steps = () if obs_stride is None else tuple(range(obs_stride, self.chunk_length, obs_stride))
+        self.max_episode_steps = checked_int("max_episode_steps", max_episode_steps, 1, 100_000)
+        if train_episode_steps is not None:
+            checked_int("train_episode_steps", train_episode_steps, 1, self.max_episode_steps)
+        self.train_episode_steps = train_episode_steps
+        self.sequence = sequence(self.num_envs, len(self.tasks), init_states, seed, group_size)
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode must be None or 'rgb_array', got {render_mode!r}")
+        self.render_mode = render_mode
+        mode = AutoresetMode(autoreset_mode)
+        if mode == AutoresetMode.NEXT_STEP:
+            raise ValueError("autoreset_mode must be SAME_STEP or DISABLED: NEXT_STEP would waste a chunk per episode")
+        self.metadata = {
+            "render_modes": ["rgb_array"],
+            "render_fps": robot.control_frequency / self.chunk_length,
+            "autoreset_mode": mode,
+            "robot": robot,
+        }
+        self.single_observation_space = observation_space
+        self.single_action_space = spaces.Box(
+            robot.action_low, robot.action_high, (self.chunk_length, robot.action_size), np.float32
+        )
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+
+        self._hooks = {"intervention": None, "critical_phase": None, **(hooks or {})}
+        #: What the hooks of each env said last.
+        self._said: list[dict[str, Any]] = [{}] * self.num_envs
+        #: What each env is playing; ``None`` before the first reset.
+        self.episodes: list[Episode | None] = [None] * self.num_envs
+        #: The actions of the last step.
+        self._asked = np.zeros((self.num_envs, self.chunk_length, robot.action_size), dtype=np.float32)
+        self._observations: list[Observation] = [{} for _ in range(self.num_envs)]
+        self._dones = np.zeros(self.num_envs, dtype=bool)
+        #: How often the simulator of each env was replaced.
+        self._restarts = np.zeros(self.num_envs, dtype=np.int64)
+
+    # ------------------------------------------------------------------ what a subclass says
+
+    def _start_episodes(self, envs: Sequence[int]) -> dict[int, tuple[Observation, dict[str, Any]]]:
+        """
+        Start the episodes ``self.episodes[env]``.
+
+        :param envs: Indices of the environments; the others are not touched.
+        :return: By environment, the first observation and what the hooks said about it, see
+            :meth:`rlt_gym.workers.hooks.WorkerHooks.begin_episode` ({} without hooks).
+        """
+        raise NotImplementedError
+
+    def _play(self, chunks: dict[int, np.ndarray]) -> dict[int, Played]:
+        """
+        Play a chunk in every environment.
+
+        :param chunks: By environment, float32 (k, d) in [-1, 1], already cut at the horizon.
+        :return: By environment, what happened. One that is not there was lost; a new simulator waits for its episode.
+        """
+        raise NotImplementedError
+
+    def _draw(self, envs: Sequence[int]) -> dict[int, np.ndarray]:
+        """
+        :param envs: Indices of the environments.
+        :return: By environment, an upright uint8 (H, W, 3) frame.
+        """
+        raise NotImplementedError(f"{type(self).__name__} draws no frames")
+
+    # ------------------------------------------------------------------ what it plays
+
+    @property
+    def init_states(self) -> str:
+        """The present split."""
+        return self.sequence.split
+
+    @property
+    def group_size(self) -> int:
+        """How often each training initial state is played."""
+        return self.sequence.group_size
+
+    @property
+    def init_state_counts(self) -> dict[str, int]:
+        """How many initial states the sequences of the selection and evaluation sets have before they begin again."""
+        return self.sequence.init_state_counts
+
+    @property
+    def worker_restarts(self) -> int:
+        """How many simulators were replaced so far."""
+        return int(self._restarts.sum())
+
+    def _horizon(self, env: int) -> int:
+        """
+        :param env: Index of the environment.
+        :return: Control steps before its episode is truncated: the same for all in a split, unless a subclass says
+            otherwise.
+        """
+        shorter = self.sequence.split == "train" and self.train_episode_steps is not None
+        return self.train_episode_steps if shorter else self.max_episode_steps  # type: ignore[return-value]
+
+    def _episode(self, env: int) -> Episode:
+        episode = self.episodes[env]
+        assert episode is not None
+        return episode
+
+    def task(self, env: int) -> Any:
+        """
+        :param env: Index of the environment.
+        :return: The task it is playing, one of ``tasks``.
+        """
+        return self.tasks[self._episode(env).task_index]
+
+    # ------------------------------------------------------------------ resets
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Infos]:
+        """
+        :param seed: Base seed of the training split's initial states. A list must hold consecutive integers.
+        :param options: ``init_states`` switches the split; ``reset_mask`` (bool (num_envs,)) resets a part;
+            ``shard`` (k, n) leaves, from this full reset to the next one, only the episodes k, k + n, k + 2n, ... of
+            the sequence, so that n environments can divide an evaluation among them.
+        :return: Observations and infos of all environments; where a part is reset, infos of that part.
+        :raises ValueError: A bad seed or option; the environments are untouched.
+        """
+        mask, split, shard = self._checked_options(options)
+        if isinstance(seed, list):
+            seed = seed[0] if seed else None
+        super().reset(seed=seed)
+        if mask.all():
+            self.sequence.restart(split, seed, shard)
+        elif seed is not None:
+            self.sequence.seed = self.sequence.checked_seed(seed)
+        envs = np.flatnonzero(mask).tolist()
+        self._begin_episodes(envs)
+        infos: Infos = {}
+        for env in envs:
+            infos = self._add_info(infos, self._info(env), env)
+        return self._batch(), infos
+
+    def _checked_options(self, options: dict[str, Any] | None) -> tuple[np.ndarray, str | None, Any]:
+        options = dict(options or {})
+        mask = options.pop("reset_mask", None)
+        split = options.pop("init_states", None)
+        shard = options.pop("shard", None)
+        if options:
+            raise ValueError(f"Unknown reset options {sorted(options)}; known: init_states, reset_mask, shard")
+        if shard is not None and not 0 <= shard[0] < shard[1]:
+            raise ValueError(f"shard must be (k, n) with 0 <= k < n, got {shard!r}")
+        if split is not None:
+            split = self.sequence.checked_split(split)
+        if mask is None:
+            mask = np.ones(self.num_envs, dtype=bool)
+        elif not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
+            raise ValueError(f"reset_mask must be a bool array of shape ({self.num_envs},), got {mask!r}")
+        if not mask.any():
+            raise ValueError("reset_mask selects no environment")
+        if any(episode is None for env, episode in enumerate(self.episodes) if not mask[env]):
+            raise ValueError(f"reset_mask must select all environments in the first reset, got {mask!r}")
+        if not mask.all() and split not in (None, self.sequence.split):
+            raise ValueError("init_states can only be switched for all environments at once")
+        return mask, split, shard
+
+    def _begin_episodes(self, envs: Sequence[int]) -> None:
+        for env in envs:
+            self.episodes[env] = self.sequence.next(env)
+        for env, (observation, said) in self._start_episodes(envs).items():
+            self._observations[env], self._said[env], self._dones[env] = observation, said, False
+
+    # ------------------------------------------------------------------ steps
+
+    def _checked_actions(self, actions: Any) -> np.ndarray:
+        array = np.asarray(actions)
+        size = self.robot.action_size
+        expected = (self.num_envs, self.chunk_length, size)
+        if array.shape != expected:
+            raise ValueError(f"actions must have shape {expected} (num_envs, chunk_length, {size}), got {array.shape}")
+        if not np.issubdtype(array.dtype, np.number) or not np.isfinite(array).all():
+            raise ValueError("actions must be finite numbers, got NaN, inf or another type")
+        return np.clip(array, self.robot.action_low, self.robot.action_high).astype(np.float32)
+
+    def step(self, actions: Any) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, Infos]:
+        """
+        Play one chunk in every environment.
+
+        :param actions: float (num_envs, C, d); clipped to [-1, 1].
+        :return: Observations, rewards, terminations, truncations, infos.
+        :raises ValueError: Wrong shape or non-finite values; the environments are untouched.
+        :raises RuntimeError: An environment must be reset first.
+        """
+        array = self._checked_actions(actions)
+        if any(episode is None for episode in self.episodes):
+            raise RuntimeError("call reset() before step()")
+        if self._dones.any():
+            raise RuntimeError("a finished environment must be reset before it is stepped (autoreset is disabled)")
+        self._asked, self._said = array, [{}] * self.num_envs
+        left = [self._horizon(env) - self._episode(env).steps for env in range(self.num_envs)]
+        played = self._play({env: array[env, : left[env]] for env in range(self.num_envs)})
+        rewards = np.zeros(self.num_envs, dtype=np.float64)
+        terminations = np.zeros(self.num_envs, dtype=bool)
+        truncations = np.zeros(self.num_envs, dtype=bool)
+        step_infos = []
+        for env in range(self.num_envs):
+            if env not in played:
+                # Play this episode again, so that an evaluation misses none of its states.
+                self.sequence.repeat(env)
+                truncations[env] = True
+                step_infos.append(self._info(env, restarted=True))
+                continue
+            result = played[env]
+            self._observations[env], self._said[env] = result.observation, result.said
+            self._episode(env).steps += len(result.step_rewards)
+            rewards[env] = result.step_rewards.sum()
+            terminations[env] = result.success
+            truncations[env] = not result.success and self._episode(env).steps >= self._horizon(env)
+            step_infos.append(self._info(env, result))
+        inner = self._inner_infos(played) if self._inner_steps else {}
+        done = terminations | truncations
+        infos: Infos = {}
+        if self.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP and done.any():
+            infos = self._begin_anew(done, step_infos)
+        else:
+            self._dones = done.copy()
+        for env, info in enumerate(step_infos):
+            infos = self._add_info(infos, info, env)
+        return self._batch(), rewards, terminations, truncations, {**infos, **inner}
+
+    def _begin_anew(self, done: np.ndarray, step_infos: list[dict[str, Any]]) -> Infos:
+        """Start the next episodes of those that ended; ``step_infos`` then has the new ones' infos."""
+        finished = np.flatnonzero(done).tolist()
+        final_obs = np.full(self.num_envs, None, dtype=object)
+        final_info: Infos = {}
+        frames = {} if self.render_mode is None else self._draw(finished)  # the reset takes the last picture away
+        for env in finished:
+            final_obs[env] = self._observations[env]
+            if self.render_mode is not None:
+                step_infos[env]["final_frame"] = frames[env]
+            final_info = self._add_info(final_info, step_infos[env], env)
+        self._begin_episodes(finished)
+        for env in finished:
+            step_infos[env] = self._info(env, restarted=step_infos[env]["worker_restarted"])
+        return {
+            "final_obs": final_obs,
+            "_final_obs": done.copy(),
+            "final_info": final_info,
+            "_final_info": done.copy(),
+        }
+
+    def _inner_infos(self, played: dict[int, Played]) -> Infos:
+        shape = (self.num_envs, len(self._inner_steps))
+        arrays = {key: np.zeros((*shape, *value.shape), value.dtype) for key, value in self._observations[0].items()}
+        count = np.zeros(self.num_envs, dtype=np.int64)
+        for env, result in played.items():
+            count[env] = len(result.inner)
+            for index, observation in enumerate(result.inner):
+                for key, value in observation.items():
+                    arrays[key][env, index] = value
+        return {"inner_obs": arrays, "inner_count": count}
+
+    def _info(self, env: int, played: Played | None = None, restarted: bool = False) -> dict[str, Any]:
+        task = self.task(env)
+        return chunk_info(
+            (self.chunk_length, self.robot.action_size),
+            self._episode(env),
+            task.task_id,
+            task.instruction,
+            self._hooks,
+            self._said[env],
+            step_rewards=None if played is None else played.step_rewards,
+            success=played is not None and played.success,
+            actions=None if played is None else self._asked[env],
+            restarted=restarted,
+            restarts=self._restarts[env],
+        )
+
+    def _batch(self) -> Observation:
+        return {key: np.stack([obs[key] for obs in self._observations]) for key in self._observations[0]}
+
+    def render(self) -> tuple[np.ndarray, ...] | None:
+        """
+        :return: One upright uint8 (H, W, 3) frame per env, or ``None`` without ``render_mode="rgb_array"``.
+        """
+        if self.render_mode is None:
+            return None
+        frames = self._draw(range(self.num_envs))
+        return tuple(frames[env] for env in range(self.num_envs))

@@ -1,0 +1,184 @@
+"""Which task and which initial state the episodes of a vector environment have. No environment is needed for that."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+#: Initial states per task in each split.
+SPLIT_SIZES = {"train": 10_000, "selection": 500, "eval": 500}
+
+
+@dataclass
+class Episode:
+    """
+    What one environment is playing.
+
+    :param number: Number of the episode in the sequence of the whole vector environment.
+    :param task_index: Index of its task among the environment's tasks.
+    :param init_index: Its initial state in the split.
+    :param steps: Control steps played so far.
+    """
+
+    number: int
+    task_index: int
+    init_index: int
+    steps: int = 0
+
+
+def checked_int(name: str, value: Any, low: int, high: int) -> int:
+    """
+    :param name: Of the setting, for errors.
+    :param value: What was given.
+    :param low: Smallest number allowed.
+    :param high: Largest number allowed.
+    :return: The value as an ``int``.
+    :raises ValueError: It is no integer (``bool`` is none), or out of range.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = low - 1
+    if isinstance(value, bool) or not low <= number <= high:
+        raise ValueError(f"{name} must be an integer in {low}..{high}, got {value!r}")
+    return number
+
+
+class EpisodeSequence:
+    """
+    The sequence of episodes that the N environments of a vector environment share.
+
+    Episode number p of the whole vector (env i plays p = N-1-i, 2N-1-i, ...) is task ``p % n_tasks`` and, in the
+    evaluation and selection splits, initial state ``p // n_tasks``: SB3's ``evaluate_policy(n_eval_episodes=n)``
+    thus sees the first n pairs exactly once, whatever N. In the training split the initial state is drawn from
+    ``(seed, p)``, so it does not depend on N either. With ``group_size=g`` training episodes come in groups: task and
+    initial state of episode p are those that episode ``p // g`` has without groups.
+
+    A subclass that overrides :meth:`episode` numbers tasks and initial states in another way.
+
+    :param num_envs: N.
+    :param num_tasks: Number of tasks.
+    :param split: The split to begin with, a key of ``sizes``.
+    :param seed: Seed of the training split's initial states.
+    :param group_size: g.
+    :param sizes: Initial states per task in each split.
+    :raises ValueError: A bad argument.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        num_tasks: int,
+        split: str = "train",
+        seed: int = 0,
+        group_size: int = 1,
+        sizes: Mapping[str, int] = SPLIT_SIZES,
+    ):
+        self.num_envs, self.num_tasks, self.sizes = num_envs, num_tasks, dict(sizes)
+        self.split = self.checked_split(split)
+        self.seed = self.checked_seed(seed)
+        self.group_size = checked_int("group_size", group_size, 1, 10_000)
+        self.shard = (0, 1)
+        #: How many episodes each env has begun, and how many of the training split when it was left.
+        self._next = [0] * num_envs
+        self._train_next = [0] * num_envs
+
+    def checked_split(self, split: Any) -> str:
+        """
+        :param split: Name of a split.
+        :return: The same.
+        :raises ValueError: There is no such split.
+        """
+        if split not in self.sizes:
+            raise ValueError(f"init_states must be one of {tuple(self.sizes)}, got {split!r}")
+        return split
+
+    @staticmethod
+    def checked_seed(seed: Any) -> int:
+        """
+        :param seed: A seed.
+        :return: The same as an ``int``.
+        :raises ValueError: It is no integer, or negative, or too large.
+        """
+        return checked_int("seed", seed, 0, 2**63)
+
+    @property
+    def init_state_counts(self) -> dict[str, int]:
+        """How many initial states the sequences of the held-out splits have before they begin again."""
+        return {split: size * self.num_tasks for split, size in self.sizes.items() if split != "train"}
+
+    def number(self, env: int, turn: int) -> int:
+        """
+        :param env: Index of the environment.
+        :param turn: How many episodes it has begun before.
+        :return: Global number of that episode. Later envs come first, as in ``evaluate_policy``.
+        """
+        return self.num_envs - 1 - env + turn * self.num_envs
+
+    def place(self, number: int) -> int:
+        """
+        :param number: Global number of an episode.
+        :return: Which task and initial state of the split's sequence it has: its group's in practice.
+        """
+        return number // self.group_size if self.split == "train" else number
+
+    def episode(self, number: int) -> Episode:
+        """
+        :param number: Global number of an episode.
+        :return: That episode, not begun yet.
+        """
+        place = self.place(number)
+        if self.split == "train":
+            draw = int(np.random.SeedSequence([self.seed, place]).generate_state(1)[0])
+            # Tasks take turns, from one that the seed chooses: whoever seeds anew after every few episodes (a run that
+            # evaluates or saves often) still practices all of them.
+            first = int(np.random.SeedSequence([self.seed]).generate_state(1)[0])
+            return Episode(number, (first + place) % self.num_tasks, draw % self.sizes["train"])
+        turn, task_index = divmod(place, self.num_tasks)
+        return Episode(number, task_index, turn % self.sizes[self.split])
+
+    def next(self, env: int) -> Episode:
+        """
+        :param env: Index of the environment.
+        :return: The episode that it plays next.
+        """
+        number = self.number(env, self._next[env]) * self.shard[1] + self.shard[0]
+        self._next[env] += 1
+        return self.episode(number)
+
+    def repeat(self, env: int) -> None:
+        """
+        Let an environment play its present episode again, so that an evaluation misses none of its states.
+
+        :param env: Index of the environment.
+        """
+        self._next[env] -= 1
+
+    def restart(self, split: str | None = None, seed: int | None = None, shard: tuple[int, int] | None = None) -> None:
+        """
+        What a reset of all environments does to the sequence.
+
+        :param split: The split to go on with; ``None``: the same.
+        :param seed: New seed, which starts the training sequence over; ``None``: the same.
+        :param shard: (k, n) leaves only the episodes k, k + n, k + 2n, ... until the next restart; ``None``: all.
+        :raises ValueError: A bad seed or split.
+        """
+        split = self.split if split is None else self.checked_split(split)
+        if seed is not None:
+            self.seed = self.checked_seed(seed)
+        switched = split != self.split
+        if switched and self.split == "train":
+            self._train_next = list(self._next)
+        self.split = split
+        self.shard = (0, 1) if shard is None else (int(shard[0]), int(shard[1]))
+        if seed is not None:
+            self._train_next = [0] * self.num_envs
+        if self.split != "train":
+            # A held-out sequence starts over, so that every evaluation sees the same states.
+            self._next = [0] * self.num_envs
+        elif switched or seed is not None:
+            self._next = list(self._train_next)  # practice goes on where an evaluation interrupted it

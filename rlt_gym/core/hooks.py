@@ -1,0 +1,94 @@
+"""
+Hooks, seen from the main process: what a user may run inside a worker is checked here, before any worker starts.
+
+:mod:`rlt_gym.workers.hooks` is the worker's side.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+from typing import Any
+
+
+def check_hook(
+    name: str, target: str | None, kwargs: dict[str, Any] | None, arguments: int, may_be_class: bool = True
+) -> dict[str, Any] | None:
+    """
+    Check the name and the arguments of a class or function that workers are to use.
+
+    :param name: Of the setting, for errors.
+    :param target: ``"module:name"`` of something importable, or ``None``.
+    :param kwargs: Keyword arguments for it: numbers, strings, lists, dicts.
+    :param arguments: How many positional arguments a function is called with. A class is called with ``kwargs`` only;
+        if it has a ``check_arguments``, that is called with them here.
+    :param may_be_class: Otherwise it must be a function.
+    :return: What :func:`rlt_gym.workers.hooks.load_hook` takes, or ``None`` without a target.
+    :raises ValueError: It cannot be imported or called this way.
+    """
+    if target is None:
+        if kwargs:
+            raise ValueError(f"{name}_kwargs is {kwargs!r}, but {name} is None: name what they are for")
+        return None
+    allowed = f"{name} must be 'module:name' of an importable class or function, got {target!r}"
+    if not isinstance(target, str) or target.count(":") != 1 or not all(target.split(":")):
+        raise ValueError(allowed)
+    module_name, attribute = target.split(":")
+    if module_name == "__main__":
+        raise ValueError(f"{allowed}: workers cannot import a script that is running, put it into a module of its own")
+    kwargs = dict(kwargs or {})
+    try:
+        json.dumps(kwargs)
+    except TypeError as error:
+        raise ValueError(
+            f"{name}_kwargs must be numbers, strings, lists and dicts, which can be sent to a worker, got {kwargs!r}"
+        ) from error
+    try:
+        module = importlib.import_module(module_name)
+        found = getattr(module, attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{allowed}: {error}") from error
+    if not callable(found):
+        raise ValueError(f"{allowed}, which is a {type(found).__name__} and cannot be called")
+    if inspect.isclass(found) and not may_be_class:
+        raise ValueError(f"{name} must be a function, got the class {target!r}")
+    try:
+        inspect.signature(found).bind(*([] if inspect.isclass(found) else [None] * arguments), **kwargs)
+    except TypeError as error:
+        raise ValueError(f"{name}={target!r} does not take {name}_kwargs={kwargs!r}: {error}") from error
+    if hasattr(found, "check_arguments"):
+        found.check_arguments(**kwargs)
+    return {"target": target, "kwargs": kwargs, "path": _import_folder(module)}
+
+
+def check_one_env(hook: dict[str, Any] | None, num_envs: int) -> None:
+    """
+    :param hook: Of :func:`check_hook`.
+    :param num_envs: Of the environment.
+    :raises ValueError: A class whose ``one_env`` is true (a person with a keyboard) and more than one env.
+    """
+    if hook is not None and num_envs > 1 and getattr(hook_object(hook), "one_env", False):
+        raise ValueError(f"{hook['target']} can control one simulator at a time: num_envs must be 1, got {num_envs}")
+
+
+def _import_folder(module: Any) -> str | None:
+    """The folder that must be on ``sys.path`` to import a module; None for a module of this package."""
+    root = module.__name__.split(".")[0]
+    if root == "rlt_gym" or not getattr(module, "__file__", None):
+        return None
+    file = os.path.abspath(module.__file__)
+    levels = module.__name__.count(".") + (1 if os.path.basename(file) == "__init__.py" else 0)
+    for _ in range(levels + 1):
+        file = os.path.dirname(file)
+    return file
+
+
+def hook_object(hook: dict[str, Any]) -> Any:
+    """
+    :param hook: Of :func:`check_hook`.
+    :return: The class or function it names.
+    """
+    module, attribute = hook["target"].split(":")
+    return getattr(importlib.import_module(module), attribute)

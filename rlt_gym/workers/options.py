@@ -1,0 +1,68 @@
+"""How a user wants the workers of an environment to be started and supervised."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rlt_gym.workers.processes import LaunchPlan
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """
+    Keyword arguments that every environment over worker processes takes.
+
+    :param worker_start: ``"zygote"`` (forked from a process that has the simulator loaded: quick, and memory is
+        shared), ``"spawn"`` (a plain subprocess each) or ``"auto"`` (the first, but the second with another
+        interpreter).
+    :param worker_python: Interpreter of the workers, which needs the simulator and numpy only; ``None``:
+        ``RLT_WORKER_PYTHON`` or this one.
+    :param worker_timeout: Seconds without an answer after which a worker counts as hung.
+    :param max_restarts: Restarts of each worker before :class:`~rlt_gym.workers.processes.WorkerError` is raised.
+    :param resident_tasks: Tasks whose simulators each worker keeps; ``None``: the environment decides.
+    :raises ValueError: A bad value, or no such interpreter.
+    """
+
+    worker_start: str = "auto"
+    worker_python: str | os.PathLike[str] | None = None
+    worker_timeout: float = 300.0
+    max_restarts: int = 10
+    resident_tasks: int | None = None
+
+    def __post_init__(self) -> None:
+        self.plan()
+        timeout = self.worker_timeout
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise ValueError(f"worker_timeout must be a number of seconds above 0, got {timeout!r}")
+        for name, low, high in (("max_restarts", 0, 10**9), ("resident_tasks", 1, 1000)):
+            value = getattr(self, name)
+            if name == "resident_tasks" and value is None:
+                continue
+            if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= value <= high:
+                raise ValueError(f"{name} must be an integer in {low}..{high}, got {value!r}")
+
+    @classmethod
+    def checked(cls, owner: str, options: dict[str, Any]) -> WorkerOptions:
+        """
+        :param owner: Name of what was called with these options, for errors.
+        :param options: Keyword arguments.
+        :return: The options.
+        :raises TypeError: One that does not exist.
+        :raises ValueError: A bad value.
+        """
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(options.keys() - set(known))
+        if unknown:
+            raise TypeError(
+                f"{owner} got an unexpected keyword argument {unknown[0]!r}; besides its own arguments it takes "
+                f"{', '.join(known)}"
+            )
+        return cls(**options)
+
+    def plan(self) -> LaunchPlan:
+        """
+        :return: How to start the workers; OpenGL is not chosen yet.
+        """
+        return LaunchPlan.checked(self.worker_start, self.worker_python)
