@@ -22,7 +22,7 @@ def pool_of(start, max_restarts=2, **hooks):
         "pictures": SHAPES,
         "frame_size": 8,
         "resident": 2,
-        "hooks": hooks,
+        "hooks": {"action_size": 1, **hooks},
     }
     return WorkerPool(2, LaunchPlan.checked(start, None), settings, 2, [5], 60.0, max_restarts)
 
