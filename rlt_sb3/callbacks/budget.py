@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from stable_baselines3.common.callbacks import BaseCallback
 
+from rlt_sb3.common.chunk_outcome import outcomes_of
+
 
 class BudgetCallback(BaseCallback):
     """Counts control steps and ends training when a budget is used up.
@@ -53,8 +55,8 @@ class BudgetCallback(BaseCallback):
         self._start = time.monotonic()
 
     def _on_step(self) -> bool:
-        # An env that says nothing of partial chunks counts one control step per chunk.
-        self.control_steps += int(sum(info.get("chunk_steps", 1) for info in self.locals["infos"]))
+        outcomes = outcomes_of(self.locals["infos"], self.locals["actions"], self.locals["rewards"])
+        self.control_steps += sum(outcome.steps for outcome in outcomes)
         self.logger.record("time/control_steps", self.control_steps)
         self.logger.record("time/minutes", self.minutes)
         if self.on_progress is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
+from rlt_sb3.common.chunk_outcome import outcomes_of
 from rlt_sb3.common.films import write_video
 
 
@@ -58,6 +59,7 @@ class VideoCallback(BaseCallback):
 
     def _on_step(self) -> bool:
         dones, infos = self.locals["dones"], self.locals["infos"]
+        outcomes = outcomes_of(infos, self.locals["actions"], self.locals["rewards"])
         for index in np.flatnonzero(dones).tolist():
             if index not in self.films:
                 continue
@@ -66,8 +68,8 @@ class VideoCallback(BaseCallback):
                 frames.append(np.array(infos[index]["final_frame"], copy=True))
             if frames:
                 self.folder.mkdir(exist_ok=True)
-                outcome = "success" if infos[index].get("is_success") else "failure"
-                write_video(self.folder / f"train-{episode:06d}-{outcome}.mp4", frames, hold=0)
+                end = "success" if outcomes[index].success else "failure"
+                write_video(self.folder / f"train-{episode:06d}-{end}.mp4", frames, hold=0)
         self._begin(np.asarray(dones, dtype=bool))
         self._shoot()
         return True

@@ -32,6 +32,7 @@ class Algorithm:
     :param defaults: settings for a number of environments and a chunk length, overridden by the run's
     :param flat: it needs vectors as actions: chunks (C, d) are flattened to (C * d,)
     :param starts_at_vla: the untrained policy is meant to play the VLA's chunk
+    :param nested: for the run's settings, which of them are keyword arguments of which class
     """
 
     label: str
@@ -39,12 +40,22 @@ class Algorithm:
     defaults: Callable[[int, int], dict[str, Any]]
     flat: bool
     starts_at_vla: bool
+    nested: Callable[[dict[str, Any]], dict[str, type]] = lambda settings: {}
 
 
 def _rlt() -> type:
     from rlt_sb3 import RLT
 
     return RLT
+
+
+def _rlt_nested(settings: dict[str, Any]) -> dict[str, type]:
+    from rlt_sb3.common.policy_gate import PolicyGate
+    from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
+    from rlt_sb3.rlt import RLTPolicy
+
+    buffer = settings.get("replay_buffer_class", ChunkReplayBuffer)
+    return {"policy_kwargs": RLTPolicy, "replay_buffer_kwargs": buffer, "gate": PolicyGate}
 
 
 def _tqc() -> type:
@@ -70,7 +81,7 @@ def _tqc_defaults(n_envs: int, length: int) -> dict[str, Any]:
 
 #: name -> algorithm
 ALGORITHMS = {
-    "rlt": Algorithm("RLT", _rlt, lambda n_envs, length: {"device": "cpu"}, flat=False, starts_at_vla=True),
+    "rlt": Algorithm("RLT", _rlt, lambda n_envs, length: {"device": "cpu"}, False, True, _rlt_nested),
     "tqc": Algorithm("TQC", _tqc, _tqc_defaults, flat=True, starts_at_vla=False),
 }
 
@@ -101,17 +112,22 @@ def check_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     :return: the keyword arguments with classes looked up and schedules made
     :raises ValueError: names what there is
     """
+    from rlt_sb3.common.chunk_off_policy import check_names
+
     algorithm = get_algorithm(name)
     known = [key for key in signature(algorithm.load_class().__init__).parameters if key not in RESERVED]  # type: ignore[misc]
     unknown = sorted(set(settings) - set(known))
     if unknown:
         raise ValueError(f"{algorithm.label} has no setting {', '.join(unknown)}; there is {', '.join(known)}.")
+    settings = resolve_classes(settings, name)
+    for key, owner in algorithm.nested(settings).items():
+        check_names(settings.get(key), owner, algorithm.label, key)
     if name == "tqc" and settings.get("n_steps", 1) != 1:
         raise ValueError(
             f"tqc.n_steps must be 1, got {settings['n_steps']!r}: Stable-Baselines3 has no returns over several "
             "transitions with observations in a dict."
         )
-    return resolve_schedules(resolve_classes(settings, name), name)
+    return resolve_schedules(settings, name)
 
 
 def make_vec_env(name: str, env: Any) -> VecEnv:

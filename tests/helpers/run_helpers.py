@@ -9,7 +9,7 @@ import torch
 from rlt_sb3.experiment.config import EnvConfig, EvalSettings, TrainConfig
 
 ROOT = Path(__file__).parent.parent.parent
-SMALL_RLT = {"learning_starts": 20, "batch_size": 16, "critic_warmup_updates": 5, "utd": 1.0, "n_critics": 2}
+SMALL_RLT = {"learning_starts": 20, "batch_size": 16, "critic_warmup_updates": 5, "utd": 1.0}
 SMALL_TQC = {"learning_starts": 10, "batch_size": 16, "gradient_steps": 1, "policy_kwargs": {"net_arch": [16]}}
 #: columns that tell the time
 CLOCKS = {"time/minutes", "time/fps", "time/time_elapsed"}
@@ -22,7 +22,7 @@ def small(out, env_id="ToyRLToken-v0", **changes):
         name="toy",
         out=str(out),
         env=EnvConfig(id=env_id, num_envs=2),
-        rlt=SMALL_RLT | {"policy_kwargs": {"net_arch": [16]}},
+        rlt=SMALL_RLT | {"policy_kwargs": {"net_arch": [16], "n_critics": 2}},
         tqc=SMALL_TQC,
         evaluation=EvalSettings(n_states=6, selection_states=4, selection_every=40, record_states=3),
         total_chunks=100,

@@ -49,7 +49,7 @@ def run(tmp_path_factory):
         patch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
         evaluation = EvalSettings(n_states=4, selection_states=4, selection_every=40, videos=False)
         config = small(tmp_path_factory.mktemp("run"), total_chunks=100, evaluation=evaluation, video_every=3)
-        config.rlt |= {"trial_share": 0.5, "utd": 1.5}
+        config.rlt |= {"gate": {"share": 0.5, "window": 20}, "utd": 1.5}
         folder = train(config).run
     # clean shutdown: no thread, no process is left
     assert (threading.active_count(), len(psutil.Process().children(recursive=True))) == before
@@ -87,7 +87,7 @@ def test_numbers(run):
     known = metrics["rollout/throughput"][~np.isnan(metrics["rollout/throughput"])]
     assert (known >= 0).all() and known.max() > 0
     # three successes in 600 control steps (half a simulated minute) are sixty in ten minutes
-    assert throughput(3, 600) == 60.0 and throughput(0, 0) == 0.0
+    assert throughput(3, 600, 20.0) == 60.0 and throughput(0, 0, 20.0) == 0.0
     # during learning_starts the VLA's chunks are played
     first = np.flatnonzero(~np.isnan(metrics["rollout/vla_distance_0"]))[0]
     assert metrics["time/chunks"][first] < 20 and metrics["rollout/vla_distance_0"][first] == 0.0
@@ -213,8 +213,7 @@ def test_distance_is_that_of_the_executed_chunk(critical, taken_over):
     obs["vla_ref"] = reference
     chosen = np.clip(reference + 0.25, -1.0, 1.0)
     _, _, _, infos = venv.step(chosen)
-    callback.locals = {"actions": chosen, "infos": infos}
-    callback._record_distance(infos)
+    callback._record_distance([info["outcome"] for info in infos])
     assert infos[0]["chunk_steps"] == 4
     # before the critical phase the environment plays its own reference, whose gripper is at -1
     policy = reference if critical is False else chosen
