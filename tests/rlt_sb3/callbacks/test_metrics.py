@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.testing import FakeRLTokenVectorEnv
-from rlt_sb3.callbacks.metrics import MetricsCallback, throughput
+from rlt_sb3.callbacks.metrics import MetricsCallback, action_names, control_frequency, throughput
 from rlt_sb3.common.loggers import CSVWriter, WandbWriter
 from rlt_sb3.experiment.algorithms import make_model, make_vec_env
 from rlt_sb3.experiment.config import EvalSettings
@@ -221,6 +221,15 @@ def test_distance_is_that_of_the_executed_chunk(critical, taken_over):
     if taken_over:
         expected[::2] = 0.5**2
     assert model.logger.name_to_value["rollout/vla_distance_z"] == pytest.approx(np.sqrt(expected.mean()))
+
+
+def test_names_and_frequency_are_those_of_the_robot():
+    env = FakeRLTokenVectorEnv(1)
+    venv = make_vec_env("rlt", env)
+    assert control_frequency(venv) == 20.0 and action_names(venv, 7)[-1] == "gripper"
+    env.metadata["robot"] = SimpleNamespace(control_frequency=10.0, action_names=tuple("abcdefg"))
+    assert control_frequency(venv) == 10.0 and action_names(venv, 7) == tuple("abcdefg")
+    assert action_names(venv, 2) == ("0", "1")
 
 
 def test_films_of_training_and_selection(run):

@@ -1,6 +1,10 @@
 """The RLT algorithm: where it starts, what one update does, what is counted and what is saved."""
 
+import base64
+import json
 import warnings
+import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,6 +34,7 @@ from rlt_sb3.common.chunk_outcome import ChunkOutcome
 from rlt_sb3.common.noise import HeldNoise
 from rlt_sb3.common.torch_utils import AntiWindupClamp
 from rlt_sb3.common.value_bias import ValueBias
+from rlt_sb3.experiment.algorithms import load_model
 from rlt_sb3.rlt.features import rotation_columns
 from rlt_sb3.rlt.policies import RLTPolicy
 
@@ -586,6 +591,87 @@ def test_load_without_env_and_with_changed_settings(tmp_path):
     assert RLT.load(tmp_path / "model.zip", bc_coef=1.0).bc_coef == 1.0
     with pytest.raises(ValueError, match="bc_coef"):
         RLT.load(tmp_path / "model.zip", bc_coef=-1.0)
+
+
+def change_data(path, **changes):
+    """Rewrite the settings in a saved model; None removes one."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    data = json.loads(parts["data"]) | changes
+    parts["data"] = json.dumps({key: value for key, value in data.items() if value is not None}).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+
+
+def test_models_of_other_versions_are_refused_with_one_line(tmp_path):
+    path = tmp_path / "model.zip"
+    make_model().save(path)
+    gone = base64.b64encode(b"crlt_sb3.no_such_module\nGone\n.").decode()  # pickle of a class that has moved
+    moved = {":type:": "<class 'type'>", ":serialized:": gone}
+    change_data(path, saved_format=None, n_critics=5, actor_mode="residual", trials=moved)
+    for file in (path, str(path), str(path)[:-4]):
+        with pytest.raises(ValueError, match=r"model.* was saved by another version of rlt.*: train it again") as error:
+            RLT.load(file, device="cpu")
+        assert "\n" not in str(error.value)
+    with path.open("rb") as opened, pytest.raises(ValueError, match="was saved by another version of rlt"):
+        RLT.load(opened, device="cpu")
+    change_data(path, saved_format=10**6)
+    with pytest.raises(ValueError, match="format 1000000"):
+        RLT.load(path, device="cpu")
+    with pytest.raises(ValueError, match=r"cannot be loaded as a model of RLT .*saved by another version"):
+        load_model("rlt", path, device="cpu")
+    # of this version, and with old names of arguments
+    make_model().save(path)
+    with path.open("rb") as opened:
+        assert RLT.load(opened, device="cpu").bc_coef == 20.0
+    with pytest.raises(ValueError, match=r"RLT has no setting trial_share; there is .*gate"):
+        RLT.load(path, device="cpu", trial_share=0.5)
+    with pytest.raises(TypeError, match="trial_share"):
+        make_model(trial_share=0.5)
+
+
+def robot_of(*parts):
+    return SimpleNamespace(proprio=tuple(SimpleNamespace(**part) for part in parts))
+
+
+LIBERO_PROPRIO = (
+    dict(name="position", size=3, kind="linear", center=(0.0, 0.0, 0.7), scale=(0.15, 0.15, 0.25)),
+    dict(name="orientation", size=3, kind="axis_angle", center=(0.0,) * 3, scale=(1.0,) * 3),
+    dict(name="fingers", size=2, kind="linear", center=(0.02, -0.02), scale=(0.02, 0.02)),
+)
+
+
+def test_proprio_is_normalized_as_the_robot_says(tmp_path):
+    """Two rotations around one linear part: linear parts come first, each minus its center, over its scale."""
+    venv = make_venv(2)
+    turn = dict(name="wrist", size=3, kind="axis_angle", center=(), scale=())
+    linear = dict(name="joints", size=2, kind="linear", center=(1.0, -1.0), scale=(2.0, 4.0))
+    venv.unwrapped.env.metadata["robot"] = robot_of(turn, linear, turn)
+    model = make_model(venv=venv)
+    features = model.actor.features_extractor
+    assert features.features_dim == model.observation_space["z_rl"].shape[0] + 2 + 6 + 6
+    obs = {key: th.as_tensor(value) for key, value in random_obs(model, 5).items()}
+    p = obs["proprio"]
+    wanted = [(p[:, 3:5] - th.tensor([1.0, -1.0])) / th.tensor([2.0, 4.0])]
+    wanted += [rotation_columns(p[:, :3]), rotation_columns(p[:, 5:])]
+    assert th.allclose(features(obs)[:, -14:], th.cat(wanted, dim=1), atol=1e-6)
+    model.save(tmp_path / "model.zip")  # which needs no environment any more
+    loaded = RLT.load(tmp_path / "model.zip", device="cpu")
+    assert th.equal(loaded.actor.features_extractor(obs), features(obs))
+    own = make_model(venv=venv, policy_kwargs=dict(features_extractor_kwargs=dict(proprio_norm="none")))
+    assert th.equal(own.actor.features_extractor(obs)[:, -8:], p)
+    venv.unwrapped.env.metadata["robot"] = robot_of(turn, linear)
+    with pytest.raises(ValueError, match="parts of proprio have 5 numbers, the observation has 8"):
+        make_model(venv=venv)
+
+
+def test_the_layout_of_liberos_proprio_is_the_one_without_a_robot():
+    venv = make_venv(2)
+    venv.unwrapped.env.metadata["robot"] = robot_of(*LIBERO_PROPRIO)
+    described, plain = make_model(venv=venv), make_model()
+    obs = {key: th.as_tensor(value) for key, value in random_obs(plain, 20).items()}
+    assert th.equal(described.actor.features_extractor(obs), plain.actor.features_extractor(obs))
 
 
 def test_policy_alone_saves_and_loads(tmp_path):

@@ -281,11 +281,11 @@ def test_composition_of_a_mixed_batch(ratio, share):
 def test_mixing_needs_rows_that_fit():
     with pytest.raises(ValueError, match="offline_data must be a file, since offline_ratio is not 0"):
         make(offline_ratio=0.5)
-    with pytest.raises(ValueError, match="offline rows"):
+    with pytest.raises(ValueError, match="no offline rows"):
         make(offline_data="x", offline_ratio=0.5).set_offline(TransitionStorage(10, OBS, C, D))
     with pytest.raises(ValueError, match="offline_ratio"):
         make(offline_ratio=1.5)
-    with pytest.raises(ValueError, match="shapes"):
+    with pytest.raises(ValueError, match="another chunk length"):
         make(intervention_rows=4, offline_ratio=0.5).set_offline(TransitionStorage(10, OBS, C + 1, D))
 
 
