@@ -155,6 +155,46 @@ def _with_config_of_resumed(args: list[str]) -> list[str]:
     raise ValueError(f"There is no run to resume in {path}: --resume takes the folder that `rlt train` wrote.")
 
 
+def _take_nested(config_class: Any, args: list[str]) -> tuple[list[str], list[tuple[list[str], str]]]:
+    """
+    Take out settings inside a mapping of an algorithm, ``--rlt.policy_kwargs.n_critics 2``: the parser would replace
+    the whole mapping by this one entry.
+
+    :param config_class: the command's dataclass
+    :param args: the rest of the command line
+    :return: the other arguments; (["rlt", "policy_kwargs", "n_critics"], "2") each
+    """
+    mappings = {field.name for field in fields(config_class) if str(field.type).startswith("dict")}
+    others: list[str] = []
+    nested: list[tuple[list[str], str]] = []
+    rest = list(args)
+    while rest:
+        arg = rest.pop(0)
+        option, equals, value = arg.partition("=")
+        path = option[2:].split(".")
+        if option.startswith("--") and path[0] in mappings and len(path) > 2 and (equals or rest):
+            nested.append((path, value if equals else rest.pop(0)))
+        else:
+            others.append(arg)
+    return others, nested
+
+
+def _put(settings: dict[str, Any], path: list[str], value: Any) -> None:
+    """
+    :param settings: a mapping
+    :param path: keys that lead into it
+    :param value: what goes there
+    :raises ValueError: if the path leads into something that is no mapping
+    """
+    for place, key in enumerate(path[:-1]):
+        inner = settings.get(key)
+        if inner is not None and not isinstance(inner, dict):
+            raise ValueError(f"--{'.'.join(path)}: {'.'.join(path[: place + 1])} is {inner!r}, which has no settings.")
+        settings[key] = dict(inner or {})
+        settings = settings[key]
+    settings[path[-1]] = value
+
+
 def parse(command: str, args: Sequence[str]) -> Any:
     """Settings of a command from a YAML file and overrides.
 
@@ -171,8 +211,16 @@ def parse(command: str, args: Sequence[str]) -> Any:
     tidy = normalise(config_class, args)
     if command == "train":
         tidy = _with_config_of_resumed(tidy)
-    settings = parser.instantiate(parser.parse_args(tidy))
-    return config_class(**{key: value for key, value in vars(settings).items() if key != "config"})
+    tidy, nested = _take_nested(config_class, tidy)
+    settings = {
+        key: value for key, value in vars(parser.instantiate(parser.parse_args(tidy))).items() if key != "config"
+    }
+    if nested:
+        import yaml
+
+        for path, value in nested:
+            _put(settings, path, yaml.safe_load(value))
+    return config_class(**settings)
 
 
 def list_names(config: ListConfig) -> None:
