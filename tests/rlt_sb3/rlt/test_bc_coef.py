@@ -209,11 +209,6 @@ def test_schedules_in_configurations(tmp_path):
             check_settings("rlt", {"bc_coef": bad})
 
 
-def someone(simulator, proposed, step):
-    """Takes over for two control steps out of eight."""
-    return np.full(7, 0.3) if step % 8 in (4, 5) else None
-
-
 def test_a_resumed_run_equals_the_whole_one(tmp_path, monkeypatch):
     """Schedule, marks of successes and rows of interventions are continued bit for bit."""
     monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
@@ -222,7 +217,7 @@ def test_a_resumed_run_equals_the_whole_one(tmp_path, monkeypatch):
         "bc_coef": {"start": 20.0, "end": 1.0}, "bc_failure_weight": 0.1,
         "replay_buffer_kwargs": {"offline_ratio": 0.25, "intervention_rows": 30},
     }  # fmt: skip
-    config.env.kwargs = {"intervention": {"target": "test_bc:someone", "kwargs": {}, "path": None}}
+    config.env.kwargs = {"intervention": {"target": "intervention_runs:someone", "kwargs": {}, "path": None}}
     one = train(config).run
     assert yaml.safe_load((one / "config.yaml").read_text())["rlt"]["bc_coef"] == {"start": 20.0, "end": 1.0}
     shutil.copytree(one, tmp_path / "two")
