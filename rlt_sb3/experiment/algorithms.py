@@ -32,7 +32,6 @@ class Algorithm:
     :param defaults: settings for a number of environments and a chunk length, overridden by the run's
     :param flat: it needs vectors as actions: chunks (C, d) are flattened to (C * d,)
     :param starts_at_vla: the untrained policy is meant to play the VLA's chunk
-    :param nested: for the run's settings, which of them are keyword arguments of which class
     """
 
     label: str
@@ -40,7 +39,6 @@ class Algorithm:
     defaults: Callable[[int, int], dict[str, Any]]
     flat: bool
     starts_at_vla: bool
-    nested: Callable[[dict[str, Any]], dict[str, type]] = lambda settings: {}
 
 
 def _rlt() -> type:
@@ -49,13 +47,16 @@ def _rlt() -> type:
     return RLT
 
 
-def _rlt_nested(settings: dict[str, Any]) -> dict[str, type]:
+def _check_rlt(settings: dict[str, Any]) -> None:
+    """Names inside the settings that are keyword arguments themselves; classes are looked up already."""
+    from rlt_sb3.common.chunk_off_policy import check_names
     from rlt_sb3.common.policy_gate import PolicyGate
     from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
     from rlt_sb3.rlt import RLTPolicy
 
-    buffer = settings.get("replay_buffer_class", ChunkReplayBuffer)
-    return {"policy_kwargs": RLTPolicy, "replay_buffer_kwargs": buffer, "gate": PolicyGate}
+    buffer = settings.get("replay_buffer_class") or ChunkReplayBuffer
+    for key, owner in (("policy_kwargs", RLTPolicy), ("replay_buffer_kwargs", buffer), ("gate", PolicyGate)):
+        check_names(settings.get(key), owner, "RLT", key)
 
 
 def _tqc() -> type:
@@ -81,7 +82,7 @@ def _tqc_defaults(n_envs: int, length: int) -> dict[str, Any]:
 
 #: name -> algorithm
 ALGORITHMS = {
-    "rlt": Algorithm("RLT", _rlt, lambda n_envs, length: {"device": "cpu"}, False, True, _rlt_nested),
+    "rlt": Algorithm("RLT", _rlt, lambda n_envs, length: {"device": "cpu"}, flat=False, starts_at_vla=True),
     "tqc": Algorithm("TQC", _tqc, _tqc_defaults, flat=True, starts_at_vla=False),
 }
 
@@ -112,16 +113,14 @@ def check_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     :return: the keyword arguments with classes looked up and schedules made
     :raises ValueError: names what there is
     """
-    from rlt_sb3.common.chunk_off_policy import check_names
-
     algorithm = get_algorithm(name)
     known = [key for key in signature(algorithm.load_class().__init__).parameters if key not in RESERVED]  # type: ignore[misc]
     unknown = sorted(set(settings) - set(known))
     if unknown:
         raise ValueError(f"{algorithm.label} has no setting {', '.join(unknown)}; there is {', '.join(known)}.")
     settings = resolve_classes(settings, name)
-    for key, owner in algorithm.nested(settings).items():
-        check_names(settings.get(key), owner, algorithm.label, key)
+    if name == "rlt":
+        _check_rlt(settings)
     if name == "tqc" and settings.get("n_steps", 1) != 1:
         raise ValueError(
             f"tqc.n_steps must be 1, got {settings['n_steps']!r}: Stable-Baselines3 has no returns over several "
