@@ -34,15 +34,15 @@ COMMON = (
 VARIANTS = {
     "RLT": "",
     "no pull": "--rlt.bc_coef 0",
-    "no RL token": "--rlt.token_input false",
-    "no reference input": "--rlt.reference_input false",
+    "no RL token": "--rlt.policy_kwargs.token_input false",
+    "no reference input": "--rlt.policy_kwargs.reference_input false",
     "no reference dropout": "--rlt.reference_dropout 0",
     # a row at every second control step; as many updates
     "stride 2": "--env.kwargs.obs_stride 2 --rlt.utd 0.5",
     "one scale for all actions": "--rlt.action_scale 1",
-    "direct actor": "--rlt.actor_mode direct",
+    "direct actor": "--rlt.policy_kwargs.actor_mode direct",
     "1-chunk returns": "--rlt.n_steps 1",
-    "2 critics": "--rlt.n_critics 2",
+    "2 critics": "--rlt.policy_kwargs.n_critics 2",
     "TQC": "--algorithm tqc",
     # As many control steps and updates; rows are control steps here. The demo's VLA solves nothing in single steps, the
     # slow one solves some: hence the row of RLT on that one.

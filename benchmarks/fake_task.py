@@ -25,10 +25,13 @@ from stable_baselines3.common.vec_env import VecMonitor
 
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT, GymnasiumVecEnv
+from rlt_sb3.common.noise import HeldNoise
 from rlt_sb3.common.stats import wilson_interval
 
 CHUNK, ENVS, STATES = 4, 8, 200
 CONTROL_STEPS = 14_400
+#: standard deviation of the exploration noise, held during a chunk
+NOISE = 0.1
 #: control steps of the VLA alone at the beginning
 WARM_UP = 1_600
 
@@ -36,8 +39,7 @@ SETTINGS: dict[str, Any] = dict(
     critic_warmup_updates=300,
     bc_coef=1.0,
     learning_rate=LinearSchedule(1e-3, 1e-4, 1.0),
-    exploration_std=0.1,
-    noise_hold=True,
+    exploration_std=0.0,
     batch_size=128,
     tau=0.002,
     utd=2.0,
@@ -48,15 +50,17 @@ SETTINGS: dict[str, Any] = dict(
 #: name -> what differs from SETTINGS; "chunk_length" is the environment's
 VARIANTS: dict[str, dict[str, Any]] = {
     "RLT": {},
-    "no reference input": {"reference_input": False},
+    "no reference input": {"policy_kwargs": {"reference_input": False}},
     "no reference dropout": {"reference_dropout": 0.0},
     "no pull (bc_coef 0)": {"bc_coef": 0.0},
     "chunk length 1": {"chunk_length": 1},
-    "no RL token (proprio only)": {"token_input": False},
+    "no RL token (proprio only)": {"policy_kwargs": {"token_input": False}},
     "time-outs taken for terminals": {"replay_buffer_kwargs": {"handle_timeout_termination": False}},
     "pull on successes only": {"bc_failure_weight": 0.0},
-    "direct actor": {"actor_mode": "direct"},
-    "direct actor, no reference input (paper's ablation)": {"actor_mode": "direct", "reference_input": False},
+    "direct actor": {"policy_kwargs": {"actor_mode": "direct"}},
+    "direct actor, no reference input (paper's ablation)": {
+        "policy_kwargs": {"actor_mode": "direct", "reference_input": False}
+    },
 }
 
 
@@ -89,8 +93,11 @@ def run(
     changes = dict(VARIANTS[name])
     length = changes.pop("chunk_length", CHUNK)
     settings = SETTINGS | {"learning_starts": WARM_UP // length, "utd": SETTINGS["utd"] * length / CHUNK} | changes
+    settings["policy_kwargs"] = SETTINGS["policy_kwargs"] | changes.get("policy_kwargs", {})
     start = time.process_time()
-    model = RLT("MultiInputPolicy", make_venv(ENVS, length, seed=1000 * (seed + 1)), seed=seed, **settings)
+    venv = make_venv(ENVS, length, seed=1000 * (seed + 1))
+    noise = HeldNoise(length, [NOISE] * venv.action_space.shape[1])
+    model = RLT("MultiInputPolicy", venv, seed=seed, action_noise=noise, **settings)
     before = successes(model, length, states)
     model.learn(control_steps // length, callback=callback)
     after = successes(model, length, states)

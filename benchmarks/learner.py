@@ -34,11 +34,11 @@ def make_models(dim: int, batch: int, rows: int, device: str, compiled: str | No
         return GymnasiumVecEnv(FakeRLTokenVectorEnv(4, chunk_length=CHUNK, token_dim=dim, seed=0))
 
     shared = dict(learning_starts=10 * rows, buffer_size=2 * rows, batch_size=batch, seed=0, device=device)
-    equal = dict(n_critics=2, n_steps=1, actor_q="first", critic_precision="float32", critic_warmup_updates=0)
-    equal["policy_kwargs"] = {"net_arch": NET, "layer_norm": False}
+    networks = {"net_arch": NET, "layer_norm": False, "n_critics": 2, "actor_q": "first"}
 
-    def equal_rlt(**kwargs: str) -> RLT:
-        return RLT("MultiInputPolicy", venv(), **(equal | shared | kwargs))
+    def equal_rlt(critic_precision: str = "float32") -> RLT:
+        kwargs = networks | {"critic_precision": critic_precision}
+        return RLT("MultiInputPolicy", venv(), n_steps=1, critic_warmup_updates=0, policy_kwargs=kwargs, **shared)
 
     models = {
         "TD3": TD3("MultiInputPolicy", venv(), policy_kwargs={"net_arch": NET}, **shared),

@@ -87,7 +87,7 @@ def training_memory(num_envs: int, arguments: argparse.Namespace) -> dict[str, A
     env = make_rl_token_libero_vec(
         num_envs, arguments.suite, [arguments.task], assets=arguments.assets, render=arguments.render, device=device
     )
-    settings = {"learning_starts": num_envs, "critic_warmup_updates": 0, "actor_starts": 0}
+    settings = {"learning_starts": num_envs, "critic_warmup_updates": 0}
     model = RLT("MultiInputPolicy", GymnasiumVecEnv(env), device=device, seed=0, **settings)
     model.learn(4 * num_envs)
     raw = env.unwrapped

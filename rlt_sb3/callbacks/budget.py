@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlt_sb3.callbacks.base import StatefulCallback
+from rlt_sb3.common.chunk_outcome import outcomes_of
 
 
 class BudgetCallback(StatefulCallback):
@@ -58,8 +59,8 @@ class BudgetCallback(StatefulCallback):
         self._start = time.monotonic()
 
     def _on_step(self) -> bool:
-        # An env that says nothing of partial chunks counts one control step per chunk.
-        self.control_steps += int(sum(info.get("chunk_steps", 1) for info in self.locals["infos"]))
+        outcomes = outcomes_of(self.locals["infos"], self.locals["actions"], self.locals["rewards"])
+        self.control_steps += sum(outcome.steps for outcome in outcomes)
         self.logger.record("time/control_steps", self.control_steps)
         self.logger.record("time/minutes", self.minutes)
         if self.on_progress is not None:

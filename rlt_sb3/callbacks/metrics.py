@@ -6,19 +6,39 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+from stable_baselines3.common.vec_env import VecEnv
 
 from rlt_sb3.callbacks.base import StatefulCallback
-from rlt_sb3.common.chunks import executed_chunks
+from rlt_sb3.common.chunk_outcome import ChunkOutcome, outcomes_of
+from rlt_sb3.common.vec_env import metadata_of
 
-#: Control steps per second of LIBERO.
-CONTROL_FREQUENCY = 20
-#: Names of the seven numbers of an action, in keys.
+# FALLBACK, to be removed once every environment has metadata["robot"]: LIBERO's control steps per second, and names of
+# the seven numbers of its actions
+CONTROL_FREQUENCY = 20.0
 ACTION_NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 
 
-def throughput(successes: int, control_steps: int) -> float:
-    """Successes per 10 simulated minutes, resets not counted (0 without a step)."""
-    return successes * 600.0 * CONTROL_FREQUENCY / control_steps if control_steps else 0.0
+def control_frequency(env: VecEnv | None) -> float:
+    """Control steps per simulated second of an environment."""
+    robot = metadata_of(env).get("robot")
+    return CONTROL_FREQUENCY if robot is None else float(robot.control_frequency)
+
+
+def action_names(env: VecEnv | None, size: int) -> tuple[str, ...]:
+    """Names of the ``size`` numbers of an action, in keys; their places where the environment does not name them."""
+    robot = metadata_of(env).get("robot")
+    names = ACTION_NAMES if robot is None else tuple(robot.action_names)
+    return names if len(names) == size else tuple(str(place) for place in range(size))
+
+
+def throughput(successes: int, control_steps: int, frequency: float) -> float:
+    """Successes per 10 simulated minutes, resets not counted (0 without a step).
+
+    :param successes: number of successes
+    :param control_steps: control steps of all episodes
+    :param frequency: control steps per second
+    """
+    return successes * 600.0 * frequency / control_steps if control_steps else 0.0
 
 
 class MetricsCallback(StatefulCallback):
@@ -43,47 +63,48 @@ class MetricsCallback(StatefulCallback):
 
     def _on_step(self) -> bool:
         infos, dones = self.locals["infos"], self.locals["dones"]
-        self.restarts += sum(bool(info.get("worker_restarted")) for info in infos)
-        for info, done in zip(infos, dones, strict=True):
-            if done and not info.get("worker_restarted"):
-                steps = info.get("episode_steps", info.get("episode", {}).get("l", 0))
-                success = bool(info.get("is_success", False))
-                self.episodes.append((success, int(steps)))
-                self.tasks.setdefault(int(info.get("task_id", 0)), deque(maxlen=self.window)).append(success)
+        outcomes = outcomes_of(infos, self.locals["actions"], self.locals["rewards"])
+        self.restarts += sum(outcome.broken for outcome in outcomes)
+        for info, outcome, done in zip(infos, outcomes, dones, strict=True):
+            if done and not outcome.broken:
+                chunks = info.get("episode", {}).get("l", 0)  # of VecMonitor; the outcome knows the control steps
+                steps = outcome.episode_steps if outcome.episode_steps is not None else chunks * len(outcome.executed)
+                self.episodes.append((outcome.success, int(steps)))
+                self.tasks.setdefault(outcome.task_id, deque(maxlen=self.window)).append(outcome.success)
         self.logger.record("time/chunks", self.num_timesteps)
         self.logger.record("rollout/worker_restarts", self.restarts)
         if self.episodes:
             solved = [steps for success, steps in self.episodes if success]
             total = sum(steps for _, steps in self.episodes)
-            self.logger.record("rollout/throughput", throughput(len(solved), total))
+            self.logger.record(
+                "rollout/throughput", throughput(len(solved), total, control_frequency(self.training_env))
+            )
             if solved:
                 self.logger.record("rollout/steps_to_success", float(np.mean(solved)))
         if len(self.tasks) > 1:
-            for task, outcomes in sorted(self.tasks.items()):
-                self.logger.record(f"rollout/success_rate_task_{task}", float(np.mean(outcomes)))
-        self._record_distance(infos)
+            for task, successes in sorted(self.tasks.items()):
+                self.logger.record(f"rollout/success_rate_task_{task}", float(np.mean(successes)))
+        self._record_distance(outcomes)
         if getattr(self.model, "replay_buffer", None) is not None:
             self._record_age()
         return True
 
-    def _record_distance(self, infos: list[dict[str, Any]]) -> None:
+    def _record_distance(self, outcomes: list[ChunkOutcome]) -> None:
         """Root mean square of what was executed - vla_ref over the executed control steps, per action dimension."""
         last = self.model._last_obs
         if not isinstance(last, dict) or "vla_ref" not in last:
             return
         reference = np.clip(last["vla_ref"], -1.0, 1.0)
-        # on-policy algorithms of Stable-Baselines3 store what they sampled and play it clipped
-        chosen = np.reshape(self.locals.get("clipped_actions", self.locals["actions"]), reference.shape)
-        critical = np.array([info.get("critical_chunk", True) for info in infos], dtype=bool)
-        played = np.where(critical[:, None, None], chosen, reference)  # before the critical phase it is the VLA's
-        squared = (executed_chunks(played, infos) - reference) ** 2
-        steps = np.array([info.get("chunk_steps", reference.shape[1]) for info in infos])
+        executed = np.reshape([outcome.executed for outcome in outcomes], reference.shape)
+        # before the critical phase the VLA's chunk is played, and only an env in which someone can take over lists it
+        listed = np.array([outcome.critical or outcome.intervention is not None for outcome in outcomes], dtype=bool)
+        squared = (np.where(listed[:, None, None], executed, reference) - reference) ** 2
+        steps = np.array([outcome.steps for outcome in outcomes])
         mask = np.arange(reference.shape[1]) < steps[:, None]
         if not mask.any():
             return
         per_dim = np.sqrt(squared[mask].mean(axis=0))
-        names = ACTION_NAMES if len(per_dim) == len(ACTION_NAMES) else [str(i) for i in range(len(per_dim))]
-        for name, value in zip(names, per_dim, strict=True):
+        for name, value in zip(action_names(self.training_env, len(per_dim)), per_dim, strict=True):
             self.logger.record_mean(f"rollout/vla_distance_{name}", float(value))
 
     def _record_age(self) -> None:

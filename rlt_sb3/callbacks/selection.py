@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from stable_baselines3.common.logger import Logger
 
 from rlt_sb3.callbacks.base import StatefulCallback
 from rlt_sb3.callbacks.budget import BudgetCallback
-from rlt_sb3.callbacks.metrics import throughput
+from rlt_sb3.callbacks.metrics import control_frequency, throughput
 from rlt_sb3.common.files import replacing
 from rlt_sb3.evaluation.compare import compare
 from rlt_sb3.evaluation.results import Evaluation
@@ -57,8 +56,8 @@ class SelectionCallback(StatefulCallback):
     :class:`~rlt_sb3.callbacks.checkpoint.RunCheckpointCallback` calls :meth:`run` between two rollouts when
     :attr:`due`. Its state holds the evaluations; the best model itself is the file ``best_path``.
 
-    A model with trials (RLT's ``trial_share``) that still hands out the VLA's own chunks need not play them again. The
-    actor that practises plays instead, and is handed out if it beats the VLA beyond chance here: the lower end of
+    A model with a deployment gate (RLT's ``gate``) that still plays the VLA's own chunks need not play them again. The
+    actor that practises plays instead, and is deployed if it beats the VLA beyond chance here: the lower end of
     Wilson's 95 % interval is above the VLA's rate.
 
     :param evaluate: ``model -> Evaluation`` on the selection states
@@ -139,34 +138,24 @@ class SelectionCallback(StatefulCallback):
         self.logger.record("selection/below_vla", float(below))
         self.logger.record("selection/fixed", paired.fixed)
         self.logger.record("selection/broken", paired.broken)
-        self.logger.record("selection/throughput", throughput(result.successes, result.control_steps))
+        self.logger.record("selection/throughput", self._throughput(result))
         if result.successes:
             self.logger.record("selection/steps_to_success", result.steps_to_success)
         if self.guard == "restore":
             self.logger.record("selection/restored", float(below))
         self.logger.dump(self.model.num_timesteps)
 
-    def _play(self) -> Evaluation:
-        trials = getattr(self.model, "trials", None)
-        # an untrained direct actor, unlike a residual one, does not play the VLA's chunks
-        vla_plays = trials is not None and trials.none_approved and getattr(self.model, "actor_mode", "") == "residual"
-        return self._audition(trials) if vla_plays else self.evaluate(self.model)
+    def _throughput(self, result: Evaluation) -> float:
+        return throughput(result.successes, result.control_steps, control_frequency(self.model.get_env()))
 
-    def _audition(self, trials: Any) -> Evaluation:
-        """Hand out the actor that practises if it beats the VLA; evaluation of what is handed out then."""
+    def _play(self) -> Evaluation:
+        gate = getattr(self.model, "gate", None)
         policy: Any = self.model.policy
-        before = deepcopy(policy.actor_approved.state_dict())
-        policy.hand_out(policy.candidate.state_dict())
-        approved = False
-        try:
-            result = self.evaluate(self.model)
-            approved = result.interval[0] > self.baseline.rate
-        finally:  # an interrupt, too, leaves the model as it was
-            if not approved:
-                policy.hand_out(before)
+        if gate is None or not gate.plays_vla(policy):
+            return self.evaluate(self.model)
+        result, deployed = gate.audition(policy, lambda: self.evaluate(self.model), self.baseline.rate)
         self.logger.record("selection/candidate_success_rate", result.rate)
-        trials.approvals += approved
-        return result if approved else replace(self.baseline, policy=result.policy)
+        return result if deployed else replace(self.baseline, policy=result.policy)
 
     def restore(self) -> None:
         """
@@ -184,8 +173,9 @@ class SelectionCallback(StatefulCallback):
             chosen = {name: entry for name, entry in chosen.items() if not name.startswith("critic")}
             chosen["policy"] = {key: value for key, value in chosen["policy"].items() if key.startswith("actor")}
         self.model.set_parameters(chosen, exact_match=False, device=self.model.device)
-        if hasattr(self.model, "trials"):
-            self.model.trials.void()  # the actor on trial was put back as well
+        gate = getattr(self.model, "gate", None)
+        if gate is not None:
+            gate.abandon_trial()  # the actor on trial was put back as well
 
     def below_vla(self, result: Evaluation) -> bool:
         """Whether the success rate fell below the frozen VLA's interval on the same states."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlt_sb3.callbacks.base import StatefulCallback
+from rlt_sb3.common.chunk_outcome import outcomes_of
 from rlt_sb3.common.films import write_video
 
 
@@ -59,6 +60,7 @@ class VideoCallback(StatefulCallback):
 
     def _on_step(self) -> bool:
         dones, infos = self.locals["dones"], self.locals["infos"]
+        outcomes = outcomes_of(infos, self.locals["actions"], self.locals["rewards"])
         for index in np.flatnonzero(dones).tolist():
             if index not in self.films:
                 continue
@@ -67,8 +69,8 @@ class VideoCallback(StatefulCallback):
                 frames.append(np.array(infos[index]["final_frame"], copy=True))
             if frames:
                 self.folder.mkdir(exist_ok=True)
-                outcome = "success" if infos[index].get("is_success") else "failure"
-                write_video(self.folder / f"train-{episode:06d}-{outcome}.mp4", frames, hold=0)
+                end = "success" if outcomes[index].success else "failure"
+                write_video(self.folder / f"train-{episode:06d}-{end}.mp4", frames, hold=0)
         self._begin(np.asarray(dones, dtype=bool))
         self._shoot()
         return True

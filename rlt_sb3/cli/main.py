@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -173,6 +173,45 @@ def _with_files_of_shipped_configs(args: list[str]) -> list[str]:
     return out
 
 
+def _take_nested(sections: Collection[str], args: list[str]) -> tuple[list[str], list[tuple[list[str], str]]]:
+    """
+    Take out settings inside a mapping of an algorithm, ``--rlt.policy_kwargs.n_critics 2``: the parser would replace
+    the whole mapping by this one entry.
+
+    :param sections: names of the algorithms
+    :param args: the rest of the command line
+    :return: the other arguments; (["rlt", "policy_kwargs", "n_critics"], "2") each
+    """
+    others: list[str] = []
+    nested: list[tuple[list[str], str]] = []
+    rest = list(args)
+    while rest:
+        arg = rest.pop(0)
+        option, equals, value = arg.partition("=")
+        path = option[2:].split(".")
+        if option.startswith("--") and path[0] in sections and len(path) > 2 and (equals or rest):
+            nested.append((path, value if equals else rest.pop(0)))
+        else:
+            others.append(arg)
+    return others, nested
+
+
+def _put(settings: dict[str, Any], path: list[str], value: Any) -> None:
+    """
+    :param settings: a mapping
+    :param path: keys that lead into it
+    :param value: what goes there
+    :raises ValueError: if the path leads into something that is no mapping
+    """
+    for place, key in enumerate(path[:-1]):
+        inner = settings.get(key)
+        if inner is not None and not isinstance(inner, dict):
+            raise ValueError(f"--{'.'.join(path)}: {'.'.join(path[: place + 1])} is {inner!r}, which has no settings.")
+        settings[key] = dict(inner or {})
+        settings = settings[key]
+    settings[path[-1]] = value
+
+
 def parse(command: str, args: Sequence[str]) -> Any:
     """Settings of a command from a YAML file and overrides.
 
@@ -188,13 +227,21 @@ def parse(command: str, args: Sequence[str]) -> Any:
     tidy = normalise(config_class, args)
     if command == "train":
         parser.add_class_arguments(config_class, as_group=False, skip={"algorithms"})
-        for name, text in _sections().items():
+        sections = _sections()
+        for name, text in sections.items():
             parser.add_argument(f"--{name}", type=dict[str, Any], default={}, help=text)
         tidy = _with_config_of_resumed(_with_files_of_shipped_configs(tidy))
+        tidy, nested = _take_nested(sections, tidy)
     else:
         parser.add_class_arguments(config_class, as_group=False, as_positional=True)
+        nested = []
     settings = vars(parser.instantiate(parser.parse_args(tidy)))
     del settings["config"]
+    if nested:
+        import yaml
+
+        for path, value in nested:
+            _put(settings, path, yaml.safe_load(value))
     return config_class.from_dict(settings) if command == "train" else config_class(**settings)
 
 

@@ -9,6 +9,8 @@ from stable_baselines3.common.buffers import DictReplayBuffer
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
+from rlt_sb3.common.chunk_outcome import outcomes_of
+
 
 class FlatActions(VecEnvWrapper):
     """
@@ -40,7 +42,7 @@ class FlatActions(VecEnvWrapper):
 
 class WholeChunkReplayBuffer(DictReplayBuffer):
     """
-    Stable-Baselines3's buffer without the chunks that a worker did not finish (``infos[i]["worker_restarted"]``).
+    Stable-Baselines3's buffer without the chunks that a worker did not finish (``broken`` in their outcome).
 
     Each transition is added by itself, since those of one vector step cannot be left out there one by one.
 
@@ -83,8 +85,8 @@ class WholeChunkReplayBuffer(DictReplayBuffer):
         :param done: terminated or truncated, (N,)
         :param infos: one of each sub-environment
         """
-        for index, info in enumerate(infos):
-            if info.get("worker_restarted", False):
+        for index, (info, outcome) in enumerate(zip(infos, outcomes_of(infos, action, reward), strict=True)):
+            if outcome.broken:
                 continue
             one = slice(index, index + 1)
             before, after = ({key: value[one] for key, value in batch.items()} for batch in (obs, next_obs))

@@ -2,13 +2,14 @@
 
 import warnings
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rlt_sb3.common.chunk_outcome import ChunkOutcome
 
-class QGapTracker:
+
+class ValueBias:
     """
     Mean of Q(s0, a0) minus the realised discounted return over recent episodes; counts control steps on the way.
 
@@ -54,40 +55,32 @@ class QGapTracker:
         return float(np.mean(self.gaps)) if self.gaps else None
 
     def step(
-        self,
-        chunk_length: int,
-        rewards: np.ndarray,
-        dones: np.ndarray,
-        infos: list[dict[str, Any]],
-        q_function: Callable[[], np.ndarray] | None,
+        self, outcomes: Sequence[ChunkOutcome], dones: np.ndarray, q_function: Callable[[], np.ndarray] | None
     ) -> None:
         """
         Take note of one vector step.
 
-        :param chunk_length: control steps of a complete chunk
-        :param rewards: (n_envs,), used where ``infos`` has no ``step_rewards``
+        :param outcomes: of the chunks just played, one per sub-environment
         :param dones: (n_envs,)
-        :param infos: ``step_rewards`` and ``chunk_steps`` are read
         :param q_function: gives Q (n_envs,) of the executed chunks; None while the critic is not trained
         """
         # before the critical phase the VLA acts, and the critics know nothing of it: the promise is made at its start
-        critical = np.array([info.get("critical_chunk", True) for info in infos], dtype=bool)
+        critical = np.array([outcome.critical for outcome in outcomes], dtype=bool)
         asked = self.new & critical
         if q_function is not None and asked.any():
             self.promised[asked] = q_function()[asked]
         self.new = np.array(dones, dtype=bool) | (self.new & ~critical)
-        for index, info in enumerate(infos):
-            steps = int(info["chunk_steps"]) if "chunk_steps" in info else chunk_length
-            step_rewards = np.asarray(info.get("step_rewards", [rewards[index]]), dtype=float)[:steps]
-            self.control_steps += steps
-            if not critical[index]:
+        for index, outcome in enumerate(outcomes):
+            self.control_steps += outcome.steps
+            if not outcome.critical:
                 continue
+            step_rewards = outcome.step_rewards[: outcome.steps].astype(float)
             discounted = float(step_rewards @ self.gamma ** np.arange(len(step_rewards)))
             self.returns[index] += self.discounts[index] * discounted
-            self.discounts[index] *= self.gamma**steps
+            self.discounts[index] *= self.gamma**outcome.steps
             if dones[index]:
                 # an episode that ended because a worker died has no return to compare with
-                if not np.isnan(self.promised[index]) and not info.get("worker_restarted", False):
+                if not np.isnan(self.promised[index]) and not outcome.broken:
                     self._add(float(self.promised[index] - self.returns[index]))
                 self.promised[index], self.returns[index], self.discounts[index] = np.nan, 0.0, 1.0
 

@@ -10,6 +10,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+from rlt_sb3.common.chunk_outcome import ChunkOutcome
+
 #: Keys that speak, for every sub-environment, about the chunk just played, also where an episode has just ended
 _CHUNK_KEYS = ("inner_obs", "inner_count")
 
@@ -25,6 +27,8 @@ class GymnasiumVecEnv(VecEnv):
     observation after that reset, and to put the last observation of the finished episode in
     ``info["terminal_observation"]``. ``AutoresetMode.SAME_STEP`` is the one Gymnasium mode with that meaning;
     ``NEXT_STEP`` would store a made-up transition (ignored action, reward 0) after every episode.
+
+    Each info has ``outcome``, the :class:`~rlt_sb3.common.chunk_outcome.ChunkOutcome` of the chunk just played.
 
     No episode statistics are kept here: wrap the result in
     ``stable_baselines3.common.vec_env.VecMonitor(venv, info_keywords=("is_success",))``.
@@ -104,7 +108,7 @@ class GymnasiumVecEnv(VecEnv):
         if actions is None:
             raise RuntimeError("step_wait() was called before step_async(actions).")
         obs, rewards, terminations, truncations, infos = self.env.step(actions)
-        dones = np.logical_or(terminations, truncations)
+        rewards, dones = np.array(rewards, dtype=np.float32), np.logical_or(terminations, truncations)
         info_list: list[dict[str, Any]] = []
         for index in range(self.num_envs):
             info = self._info_of(infos, index)
@@ -116,8 +120,9 @@ class GymnasiumVecEnv(VecEnv):
                 info["terminal_observation"] = self._final_obs(infos, index)
             # Gymnasium allows both flags at once; for bootstrapping the termination decides
             info["TimeLimit.truncated"] = bool(truncations[index] and not terminations[index])
+            info["outcome"] = ChunkOutcome.from_info(info, actions[index], rewards[index])
             info_list.append(info)
-        return self._copy_obs(obs), np.array(rewards, dtype=np.float32), np.array(dones, dtype=bool), info_list
+        return self._copy_obs(obs), rewards, np.array(dones, dtype=bool), info_list
 
     def close(self) -> None:
         """Close the vector env (once)."""
@@ -237,7 +242,7 @@ class WholeEpisodeMonitor(VecMonitor):
     Stable-Baselines3's ``VecMonitor`` that says nothing of episodes whose worker had to be restarted: they are no
     failures of the policy, and would be in ``rollout/success_rate``, ``ep_rew_mean`` and ``ep_len_mean``.
 
-    :param venv: environment whose infos have ``is_success`` where an episode ends
+    :param venv: a :class:`GymnasiumVecEnv` (or wrapper of one) whose infos have ``is_success`` where an episode ends
     """
 
     def __init__(self, venv: VecEnv):
@@ -247,10 +252,21 @@ class WholeEpisodeMonitor(VecMonitor):
         """:return: as ``VecMonitor``; without ``episode`` and ``is_success`` in the infos of broken episodes"""
         obs, rewards, dones, infos = super().step_wait()
         for info in infos:
-            if info.get("worker_restarted", False):
+            if info["outcome"].broken:
                 info.pop("episode", None)
                 info.pop("is_success", None)
         return obs, rewards, dones, infos
+
+
+def metadata_of(venv: VecEnv | None) -> Mapping[str, Any]:
+    """
+    :param venv: an environment, or None
+    :return: what its ``metadata`` says, e.g. "robot" and "fingerprint"; nothing where it gives no access to it
+    """
+    try:
+        return ({} if venv is None else venv.get_attr("metadata")[0]) or {}
+    except (AttributeError, NotImplementedError):
+        return {}
 
 
 def _missing(key: str, index: int) -> str:

@@ -109,6 +109,18 @@ def labels() -> dict[str, str]:
     return {name: get_algorithm(name).label for name in algorithm_names()}
 
 
+def _check_rlt(settings: dict[str, Any]) -> None:
+    """Names inside the settings that are keyword arguments themselves."""
+    from rlt_sb3.common.chunk_off_policy import check_names
+    from rlt_sb3.common.policy_gate import PolicyGate
+    from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
+    from rlt_sb3.rlt import RLTPolicy
+
+    buffer = settings.get("replay_buffer_class") or ChunkReplayBuffer
+    for key, owner in (("policy_kwargs", RLTPolicy), ("replay_buffer_kwargs", buffer), ("gate", PolicyGate)):
+        check_names(settings.get(key), owner, "RLT", key)
+
+
 def _tqc_defaults(n_envs: int, length: int) -> dict[str, Any]:
     from rlt_sb3.common.flat_actions import WholeChunkReplayBuffer
 
@@ -132,7 +144,15 @@ def _check_tqc(settings: dict[str, Any]) -> None:
         )
 
 
-_RLT = Algorithm("RLT", "rlt_sb3.rlt:RLT", flat=False, starts_at_vla=True, learns_from_hooks=True, color="tab:green")
+_RLT = Algorithm(
+    "RLT",
+    "rlt_sb3.rlt:RLT",
+    flat=False,
+    starts_at_vla=True,
+    learns_from_hooks=True,
+    check=_check_rlt,
+    color="tab:green",
+)
 register_algorithm("rlt", _RLT)
 # what the method is not, plain continuous control, as a baseline
 register_algorithm("tqc", Algorithm("TQC", "sb3_contrib:TQC", _tqc_defaults, check=_check_tqc, color="tab:red"))

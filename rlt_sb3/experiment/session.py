@@ -100,11 +100,7 @@ class Training:
         model = load_model(config.algorithm, checkpoint.model, env=self.venv, device=device)
         if getattr(model, "replay_buffer", None) is None:
             return model
-        # rows of another origin are not in the checkpoint: they have a file of their own
-        offline = getattr(model.replay_buffer, "offline", None), getattr(model.replay_buffer, "offline_ratio", 0.0)
         model.load_replay_buffer(checkpoint.path / BUFFER)
-        if offline[0] is not None:
-            model.replay_buffer.set_offline(*offline)
         return model
 
     def _begin(self) -> None:

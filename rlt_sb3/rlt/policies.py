@@ -1,10 +1,9 @@
 """Networks of RLT: an actor that edits the VLA's action chunk and an ensemble of critics that never sees it."""
 
-import math
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import BaseModel, BasePolicy, ContinuousCritic
@@ -13,204 +12,37 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, create_
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.td3.policies import Actor, TD3Policy
 from torch import nn
-from torch.nn import functional as F
 
-TensorDict = dict[str, th.Tensor]
+from rlt_sb3.common.hardware import cpu_has_bfloat16
+from rlt_sb3.common.torch_utils import AntiWindupClamp, EnsembleMLP
+from rlt_sb3.rlt.features import RLTFeatures, TensorDict
 
-#: LIBERO's proprio: metres in the world frame, end effector over a table (z 0.9-1.4) or over the floor (z 0-0.5)
-LIBERO_POSITION_CENTER = (0.0, 0.0, 0.7)
-LIBERO_POSITION_SCALE = (0.15, 0.15, 0.25)
-#: finger joints, 0..0.04 and -0.04..0 metres
-LIBERO_GRIPPER_CENTER = (0.02, -0.02)
-LIBERO_GRIPPER_SCALE = (0.02, 0.02)
+OBSERVATION_KEYS = ("z_rl", "proprio", "vla_ref")
+ACTOR_MODES = ("residual", "direct")
+ACTOR_Q = ("mean", "min", "first")
+PRECISIONS = ("auto", "float32", "bfloat16")
 
 
-class AntiWindupClamp(th.autograd.Function):
+def check_spaces(obs: Any, action: Any) -> None:
     """
-    ``clamp(x, -1, 1)`` whose gradient survives at and beyond the border.
-
-    VLA chunks sit exactly on the border all the time (the gripper command is -1 or 1). The gradient of
-    ``torch.clamp`` is zero beyond it, so a unit pushed outside could never return. A plain straight-through
-    gradient would be wrong the other way: a critic that likes larger values pushes the unit ever further out while
-    the output stays 1, and the pull towards the reference, computed on the output, does not notice. So gradients
-    pass everywhere except for those whose descent step would move a saturated unit further outside.
+    :param obs: observation space; Dict with ``z_rl`` (D,), ``proprio`` (P,) and ``vla_ref`` (C, d) is right
+    :param action: action space; Box(-1, 1, (C, d)) is right
+    :raises ValueError: if they are not, or do not fit together
     """
-
-    @staticmethod
-    def forward(ctx: Any, x: th.Tensor) -> th.Tensor:
-        """
-        :param x: any shape
-        :return: x limited to [-1, 1]; inside exactly x
-        """
-        ctx.save_for_backward(x)
-        return x.clamp(-1.0, 1.0)
-
-    @staticmethod
-    def backward(ctx: Any, grad: th.Tensor) -> th.Tensor:
-        """
-        :param grad: gradient of the output
-        :return: gradient of the input
-        """
-        (x,) = ctx.saved_tensors
-        outward = ((x >= 1.0) & (grad < 0.0)) | ((x <= -1.0) & (grad > 0.0))
-        return grad.masked_fill(outward, 0.0)
-
-
-class EnsembleMLP(nn.Module):
-    """
-    ``n`` independent MLPs with one output each, evaluated together with batched matrix products.
-
-    Hidden layers are ``activation(LayerNorm(W x + b))``. LayerNorm has no affine part: the bias before it and the
-    weights after it do the same work, and two passes over the activations are saved.
-
-    :param n: number of members
-    :param input_dim: size of the input
-    :param net_arch: hidden layer sizes
-    :param activation_fn: activation
-    :param layer_norm: normalise hidden layers; keeps Q-values of unseen actions from growing (Ball et al., RLPD, 2023)
-    """
-
-    def __init__(
-        self, n: int, input_dim: int, net_arch: Sequence[int], activation_fn: type[nn.Module], layer_norm: bool = True
-    ):
-        super().__init__()
-        self.n = n
-        self.layer_norm = layer_norm
-        self.activation = activation_fn()
-        self.weights = nn.ParameterList()
-        self.biases = nn.ParameterList()
-        sizes = [input_dim, *net_arch, 1]
-        for fan_in, fan_out in pairwise(sizes):
-            bound = 1.0 / math.sqrt(fan_in)  # as nn.Linear
-            self.weights.append(nn.Parameter(th.empty(n, fan_in, fan_out).uniform_(-bound, bound)))
-            self.biases.append(nn.Parameter(th.empty(n, 1, fan_out).uniform_(-bound, bound)))
-
-    def forward(
-        self, x: th.Tensor, members: th.Tensor | slice | None = None, actions: th.Tensor | None = None
-    ) -> th.Tensor:
-        """
-        :param x: inputs (B, input_dim), or their first part if ``actions`` are given
-        :param members: indices of the members to evaluate; all by default
-        :param actions: the last part of the inputs. Where the weights get no gradient it has a product of its own: no
-            copy to join the parts, and no gradient of the wide part on the way back.
-        :return: outputs (members, B)
-        """
-        weights_learn = th.is_grad_enabled() and self.weights[0].requires_grad
-        apart = actions is not None and not x.requires_grad and not weights_learn
-        if actions is not None and not apart:
-            x = th.cat([x, actions], dim=1)
-        last = len(self.weights) - 1
-        hidden = x
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            if members is not None:
-                weight, bias = weight[members], bias[members]
-            if layer == 0:
-                hidden = x.expand(len(weight), *x.shape)
-                if apart:
-                    assert actions is not None
-                    width = x.shape[1]
-                    bias = th.baddbmm(bias, actions.expand(len(weight), *actions.shape), weight[:, width:])
-                    weight = weight[:, :width]
-            hidden = th.baddbmm(bias, hidden, weight)
-            if layer < last:
-                if self.layer_norm:
-                    hidden = F.layer_norm(hidden, hidden.shape[-1:])
-                hidden = self.activation(hidden)
-        return hidden.squeeze(-1)
-
-
-class RLTFeatures(BaseFeaturesExtractor):
-    """
-    Normalised ``z_rl`` and ``proprio``, concatenated; ``vla_ref`` is left to the actor.
-
-    ``z_rl`` goes through a LayerNorm, without weights of its own: the first layer of every network after it can do
-    their work, and without parameters here a batch's features are the same for all networks. ``proprio`` is scaled by
-    constants, so that there are no running statistics to save or to get wrong. For LIBERO's eight numbers
-    (``proprio_norm="libero"``) the position is ``(p - (0, 0, 0.7)) / (0.15, 0.15, 0.25)``, the axis-angle vector
-    becomes the first two columns of its rotation matrix (the gripper points down, a turn of about pi, where axis-angle
-    flips its sign from one step to the next and the matrix does not), and the finger joints are ``(q -+ 0.02) / 0.02``.
-
-    :param observation_space: Dict with ``z_rl`` (D,) and ``proprio`` (P,)
-    :param token_input: False leaves ``z_rl`` out (ablation: proprio only)
-    :param proprio_norm: "auto" ("libero" if P is 8, else "none"), "libero", "none", or (centre, scale), P
-        numbers each in any shape: (P,) or (P, 1, 1)
-    :raises ValueError: for any other ``proprio_norm``
-    """
-
-    center: th.Tensor
-    inverse_scale: th.Tensor
-
-    def __init__(
-        self,
-        observation_space: spaces.Dict,
-        proprio_norm: str | tuple[Sequence[float], Sequence[float]] = "auto",
-        token_input: bool = True,
-    ):
-        token_dim = int(observation_space["z_rl"].shape[0])  # type: ignore[index]
-        size = int(observation_space["proprio"].shape[0])  # type: ignore[index]
-        if proprio_norm == "auto":
-            proprio_norm = "libero" if size == 8 else "none"
-        if isinstance(proprio_norm, str) and proprio_norm not in ("libero", "none"):
-            raise ValueError(f"proprio_norm must be 'auto', 'libero', 'none' or (centre, scale), got {proprio_norm!r}.")
-        rotation = proprio_norm == "libero"
-        if rotation and size != 8:
-            raise ValueError(f"proprio_norm='libero' needs 8 numbers (position, axis-angle, fingers), got {size}.")
-        super().__init__(observation_space, token_dim * token_input + (11 if rotation else size))
-        self.rotation, self.token_input = rotation, token_input
-        self.token_norm = nn.LayerNorm(token_dim, elementwise_affine=False)
-        given: tuple[Sequence[float], Sequence[float]] = ((0.0,) * size, (1.0,) * size)
-        if self.rotation:
-            given = LIBERO_POSITION_CENTER + LIBERO_GRIPPER_CENTER, LIBERO_POSITION_SCALE + LIBERO_GRIPPER_SCALE
-        elif not isinstance(proprio_norm, str):
-            given = proprio_norm
-        # flat: (P, 1) would spread over the batch
-        center, scale = (th.as_tensor(numbers, dtype=th.float32).flatten() for numbers in given)
-        fits = self.rotation or len(center) == len(scale) == size
-        if not fits or not (center.isfinite() & (scale > 0)).all():
-            raise ValueError(f"proprio_norm needs {size} finite centres and {size} scales > 0, got {proprio_norm!r}.")
-        # constants, rebuilt by the constructor: not part of the state dict
-        self.register_buffer("center", center.clone(), persistent=False)
-        self.register_buffer("inverse_scale", 1.0 / scale, persistent=False)
-
-    def forward(self, observations: TensorDict) -> th.Tensor:
-        """
-        :param observations: ``z_rl`` (B, D), ``proprio`` (B, P); or ``features``, what was returned for them before
-        :return: features (B, features_dim)
-        """
-        if "features" in observations:
-            return observations["features"]
-        token = [self.token_norm(observations["z_rl"].float())] if self.token_input else []
-        proprio = observations["proprio"].float()
-        if not self.rotation:
-            return th.cat([*token, (proprio - self.center) * self.inverse_scale], dim=1)
-        linear = th.cat([proprio[:, :3], proprio[:, 6:]], dim=1)
-        linear = (linear - self.center) * self.inverse_scale
-        return th.cat([*token, linear, rotation_columns(proprio[:, 3:6])], dim=1)
-
-
-def rotation_columns(axis_angle: th.Tensor) -> th.Tensor:
-    """
-    First two columns of the rotation matrix (Rodrigues' formula).
-
-    :param axis_angle: (B, 3) rad
-    :return: (B, 6)
-    """
-    angle = axis_angle.norm(dim=1, keepdim=True)
-    axis = axis_angle / angle.clamp_min(1e-8)
-    x, y, z = axis.unbind(1)
-    cos, sin = angle.squeeze(1).cos(), angle.squeeze(1).sin()
-    rest = 1.0 - cos
-    return th.stack(
-        [
-            cos + x * x * rest,
-            x * y * rest + z * sin,
-            x * z * rest - y * sin,
-            x * y * rest - z * sin,
-            cos + y * y * rest,
-            y * z * rest + x * sin,
-        ],
-        dim=1,
-    )
+    if not isinstance(obs, spaces.Dict) or any(key not in obs.spaces for key in OBSERVATION_KEYS):
+        raise ValueError(f"RLT needs a Dict observation with the keys {OBSERVATION_KEYS}, got {obs}.")
+    shapes = {key: obs[key].shape for key in OBSERVATION_KEYS}
+    if any(shapes[key] is None or len(shapes[key]) != 1 for key in ("z_rl", "proprio")):  # type: ignore[arg-type]
+        raise ValueError(f"RLT needs vectors for z_rl and proprio, got the shapes {shapes}.")
+    if not isinstance(action, spaces.Box) or len(action.shape) != 2:
+        raise ValueError(f"RLT needs chunks as actions, Box(-1, 1, (C, d)), got {action}.")
+    if shapes["vla_ref"] != action.shape:
+        raise ValueError(
+            f"vla_ref must have the shape of an action chunk, {action.shape}, got {shapes['vla_ref']}: "
+            "build the environment with one chunk_length for both."
+        )
+    if not (np.all(action.low == -1.0) and np.all(action.high == 1.0)):
+        raise ValueError(f"RLT needs actions in [-1, 1], got [{action.low.min()}, {action.high.max()}]: rescale them.")
 
 
 class RLTActor(Actor):
@@ -224,7 +56,7 @@ class RLTActor(Actor):
     :param observation_space: Dict with ``z_rl``, ``proprio``, ``vla_ref``
     :param action_space: Box(-1, 1, (C, d))
     :param net_arch: hidden layer sizes
-    :param features_extractor: normalisation of ``z_rl`` and ``proprio``
+    :param features_extractor: normalization of ``z_rl`` and ``proprio``
     :param features_dim: its output size
     :param activation_fn: activation
     :param normalize_images: unused, there are no pictures
@@ -295,18 +127,22 @@ class RLTCritic(ContinuousCritic):
     """
     Ensemble of Q-functions on (z_rl, proprio, chunk), without the reference (paper eq. 3).
 
-    Has the interface of SB3's ``ContinuousCritic``; :meth:`q_values` is the quick way in.
+    Has the interface of SB3's ``ContinuousCritic``; :meth:`q_values` is the quick way in, :meth:`target_q` and
+    :meth:`actor_q` are what updates use.
 
     :param observation_space: Dict with ``z_rl``, ``proprio``
     :param action_space: Box(-1, 1, (C, d))
     :param net_arch: hidden layer sizes of each member
-    :param features_extractor: normalisation of ``z_rl`` and ``proprio``
+    :param features_extractor: normalization of ``z_rl`` and ``proprio``
     :param features_dim: its output size
     :param activation_fn: activation
     :param normalize_images: unused, there are no pictures
     :param n_critics: number of members
     :param share_features_extractor: not supported (the actor's features would be trained by two losses)
     :param layer_norm: LayerNorm in hidden layers
+    :param n_target_critics: members whose minimum is the target, drawn anew each time; None: all
+    :param actor_q: Q in the actor's loss: "mean", "min" or "first"
+    :param precision: of the matrix products: "float32", "bfloat16", or "auto"
     """
 
     def __init__(
@@ -321,6 +157,9 @@ class RLTCritic(ContinuousCritic):
         n_critics: int = 5,
         share_features_extractor: bool = False,
         layer_norm: bool = True,
+        n_target_critics: int | None = None,
+        actor_q: str = "mean",
+        precision: str = "float32",
     ):
         # not ContinuousCritic's own __init__, which builds separate networks
         BaseModel.__init__(
@@ -331,7 +170,9 @@ class RLTCritic(ContinuousCritic):
             normalize_images=normalize_images,
         )
         self.share_features_extractor = share_features_extractor
-        self.n_critics = n_critics
+        self.n_critics, self.n_target_critics = n_critics, n_target_critics
+        self.follow = actor_q
+        self.in_bfloat16 = precision == "bfloat16" or (precision == "auto" and cpu_has_bfloat16())
         action_dim = get_action_dim(self.action_space)
         self.ensemble = EnsembleMLP(n_critics, features_dim + action_dim, net_arch, activation_fn, layer_norm)
 
@@ -342,8 +183,29 @@ class RLTCritic(ContinuousCritic):
         :param members: indices of the members to ask; all by default
         :return: Q-values (members, B)
         """
-        features = self.features_extractor(obs)
-        return self.ensemble(features, members, actions)
+        with th.autocast(actions.device.type, dtype=th.bfloat16, enabled=self.in_bfloat16):
+            features = self.features_extractor(obs)
+            return self.ensemble(features, members, actions).float()
+
+    def target_q(self, obs: TensorDict, actions: th.Tensor) -> th.Tensor:
+        """
+        :param obs: ``z_rl`` (B, D), ``proprio`` (B, P)
+        :param actions: flat chunks (B, C*d)
+        :return: pessimistic Q-values for targets (B,): minimum over all members, or over ``n_target_critics`` of them
+        """
+        members = None
+        if self.n_target_critics is not None and self.n_target_critics < self.n_critics:
+            members = th.randperm(self.n_critics, device=actions.device)[: self.n_target_critics]
+        return self.q_values(obs, actions, members).amin(0)
+
+    def actor_q(self, obs: TensorDict, actions: th.Tensor) -> th.Tensor:
+        """
+        :param obs: ``z_rl`` (B, D), ``proprio`` (B, P)
+        :param actions: flat chunks (B, C*d)
+        :return: the Q-values that the actor follows (B,)
+        """
+        q_values = self.q_values(obs, actions, slice(1) if self.follow == "first" else None)
+        return q_values.amin(0) if self.follow == "min" else q_values.mean(0)
 
     def forward(self, obs: TensorDict, actions: th.Tensor) -> tuple[th.Tensor, ...]:  # type: ignore[override]
         """:return: one (B, 1) tensor per member"""
@@ -363,22 +225,36 @@ class RLTPolicy(TD3Policy):
     :param lr_schedule: learning rate schedule
     :param net_arch: hidden layers, a list or ``dict(pi=[...], qf=[...])``; [256, 256] by default (paper)
     :param activation_fn: activation
-    :param features_extractor_class: normalisation of ``z_rl`` and ``proprio``
+    :param features_extractor_class: normalization of ``z_rl`` and ``proprio``
     :param features_extractor_kwargs: e.g. ``dict(proprio_norm="none")``
     :param normalize_images: unused, there are no pictures
     :param optimizer_class: Adam (in its fused form) by default
     :param optimizer_kwargs: for the optimizers, without the learning rate
-    :param n_critics: number of Q-functions
-    :param actor_mode: "residual" or "direct", see :class:`RLTActor`
-    :param reference_input: whether the actor's network sees ``vla_ref``
+    :param n_critics: number of Q-functions; the minimum over them is the target
+    :param n_target_critics: take the minimum over this many randomly chosen ones (REDQ), which is also cheaper;
+        None: all
+    :param critic_precision: "float32", or "bfloat16" for the matrix products of the critics (parameters, losses and
+        targets stay float32): about twice as fast on processors that have bfloat16 instructions, slower on others;
+        "auto" asks the processor
     :param layer_norm: LayerNorm in the critics
+    :param actor_mode: "residual" (reference + correction that starts at zero) or "direct" (paper), see
+        :class:`RLTActor`
+    :param actor_q: Q in the actor's loss: "mean" of the ensemble (the least noisy gradient; pessimism is in the
+        targets), "min", or "first" (TD3)
+    :param actor_tau: weight of the actor in each update of its slow copy, which plays and gives the target actions;
+        None: ``tau`` of RLT. A small one (0.0015) keeps the policy from swinging after every change of the critics
+    :param token_input: False: networks see ``proprio`` without ``z_rl`` (ablation)
+    :param reference_input: False: the actor's network does not see ``vla_ref`` (ablation)
     :param act_with: what plays, in rollouts and evaluation: "target", the slow copy of the actor, or "online" (TD3)
-    :param trials: evaluation plays the last actor that was approved (:meth:`approve`) instead, first the untrained one;
-        :meth:`nominate` puts an actor on trial
+    :param gated: evaluation plays the last actor that was deployed (:meth:`deploy`) instead, first the untrained one;
+        :meth:`start_trial` puts an actor on trial. RLT sets it: see :class:`~rlt_sb3.common.policy_gate.PolicyGate`
+    :raises ValueError: for settings out of range
     """
 
     actor: RLTActor
     actor_target: RLTActor
+    actor_on_trial: RLTActor
+    actor_deployed: RLTActor
     critic: RLTCritic
     critic_target: RLTCritic
 
@@ -395,18 +271,29 @@ class RLTPolicy(TD3Policy):
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
         optimizer_kwargs: dict[str, Any] | None = None,
         n_critics: int = 5,
-        actor_mode: str = "residual",
-        reference_input: bool = True,
+        n_target_critics: int | None = None,
+        critic_precision: str = "float32",
         layer_norm: bool = True,
+        actor_mode: str = "residual",
+        actor_q: str = "mean",
+        actor_tau: float | None = None,
+        token_input: bool = True,
+        reference_input: bool = True,
         act_with: str = "target",
-        trials: bool = False,
+        gated: bool = False,
     ):
-        if act_with not in ("target", "online"):
-            raise ValueError(f"act_with must be 'target' or 'online', got {act_with!r}.")
-        if actor_mode not in ("residual", "direct"):
-            raise ValueError(f"actor_mode must be 'residual' or 'direct', got {actor_mode!r}.")
-        if not isinstance(n_critics, int) or n_critics < 1:
-            raise ValueError(f"n_critics must be an integer >= 1, got {n_critics!r}.")
+        def require(name: str, value: Any, ok: bool, allowed: str) -> None:
+            if not ok:
+                raise ValueError(f"{name} must be {allowed}, got {value!r}.")
+
+        require("n_critics", n_critics, isinstance(n_critics, int) and n_critics >= 1, "an integer >= 1")
+        subset = n_target_critics is None or 1 <= n_target_critics <= n_critics
+        require("n_target_critics", n_target_critics, subset, f"None or 1..{n_critics}")
+        require("critic_precision", critic_precision, critic_precision in PRECISIONS, f"one of {PRECISIONS}")
+        require("actor_mode", actor_mode, actor_mode in ACTOR_MODES, f"one of {ACTOR_MODES}")
+        require("actor_q", actor_q, actor_q in ACTOR_Q, f"one of {ACTOR_Q}")
+        require("actor_tau", actor_tau, actor_tau is None or 0.0 < actor_tau <= 1.0, "None (as tau) or in (0, 1]")
+        require("act_with", act_with, act_with in ("target", "online"), "'target' or 'online'")
         optimizer_kwargs = dict(optimizer_kwargs or {})
         if optimizer_class is th.optim.Adam and not {"fused", "foreach"} & set(optimizer_kwargs):
             optimizer_kwargs["fused"] = True  # one pass over all parameters instead of one small loop each
@@ -417,7 +304,7 @@ class RLTPolicy(TD3Policy):
             observation_space,
             action_space,
             features_extractor_class,
-            features_extractor_kwargs,
+            (features_extractor_kwargs or {}) | ({} if token_input else {"token_input": False}),
             optimizer_class=optimizer_class,
             optimizer_kwargs=optimizer_kwargs,
             squash_output=False,
@@ -425,10 +312,10 @@ class RLTPolicy(TD3Policy):
         )
         self.net_arch = net_arch if net_arch is not None else [256, 256]
         self.activation_fn = activation_fn
-        self.actor_mode, self.reference_input = actor_mode, reference_input
-        self.layer_norm = layer_norm
-        self.act_with = act_with
-        self.trials = trials
+        self.actor_mode, self.actor_q, self.actor_tau = actor_mode, actor_q, actor_tau
+        self.token_input, self.reference_input = token_input, reference_input
+        self.critic_precision, self.layer_norm = critic_precision, layer_norm
+        self.act_with, self.gated = act_with, gated
         self.share_features_extractor = False
         actor_arch, critic_arch = get_actor_critic_arch(self.net_arch)
         self.net_args = {
@@ -444,11 +331,14 @@ class RLTPolicy(TD3Policy):
             "net_arch": critic_arch,
             "share_features_extractor": False,
             "layer_norm": layer_norm,
+            "n_target_critics": n_target_critics,
+            "actor_q": actor_q,
+            "precision": critic_precision,
         }
         self._build(lr_schedule)
-        if trials:
-            self.actor_approved, self.actor_on_trial = self.make_actor(), self.make_actor()
-            for copy in (self.actor_approved, self.actor_on_trial):
+        if gated:
+            self.actor_deployed, self.actor_on_trial = self.make_actor(), self.make_actor()
+            for copy in (self.actor_deployed, self.actor_on_trial):
                 copy.load_state_dict(self.actor.state_dict())
                 copy.set_training_mode(False)
                 copy.requires_grad_(False)
@@ -458,34 +348,39 @@ class RLTPolicy(TD3Policy):
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
         del data["share_features_extractor"]
-        names = ("actor_mode", "reference_input", "layer_norm", "act_with", "trials")
+        names = (
+            "critic_precision", "layer_norm", "actor_mode", "actor_q", "actor_tau", "token_input", "reference_input",
+            "act_with", "gated",
+        )  # fmt: skip
+        data["n_target_critics"] = self.critic_kwargs["n_target_critics"]
         return data | {name: getattr(self, name) for name in names}
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         # Exploration noise belongs to the collection of rollouts (RLT._sample_action).
-        return self.actor_approved(observation) if self.trials else self.candidate(observation)
+        return self.actor_deployed(observation) if self.gated else self.training_actor(observation)
 
     @property
-    def candidate(self) -> RLTActor:
+    def training_actor(self) -> RLTActor:
         """
         The actor that practises. The online one swings from one update to the next, far enough to lose whole tasks for
         a while; its slow copy averages that out.
         """
         return self.actor_target if self.act_with == "target" else self.actor
 
-    def nominate(self) -> None:
+    @property
+    def starts_at_vla(self) -> bool:
+        """Whether the untrained actor plays the VLA's chunks."""
+        return self.actor_mode == "residual"
+
+    def start_trial(self) -> None:
         """The actor that practises goes on trial, as it is now."""
-        self.actor_on_trial.load_state_dict(self.candidate.state_dict())
+        self.actor_on_trial.load_state_dict(self.training_actor.state_dict())
 
-    def approve(self) -> None:
-        """The actor on trial is what :meth:`predict` plays from now on."""
-        self.hand_out(self.actor_on_trial.state_dict())
-
-    def hand_out(self, parameters: dict[str, th.Tensor]) -> None:
+    def deploy(self, parameters: Mapping[str, Any]) -> None:
         """
         :param parameters: of the actor that :meth:`predict` plays from now on
         """
-        self.actor_approved.load_state_dict(parameters)
+        self.actor_deployed.load_state_dict(parameters)
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> RLTActor:
         """:return: a new actor"""

@@ -8,7 +8,7 @@ from stable_baselines3.common.vec_env import VecMonitor
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT, GymnasiumVecEnv
 
-SMALL = dict(actor_starts=0, policy_kwargs=dict(net_arch=[32, 32]), batch_size=32, device="cpu", seed=0)
+SMALL = dict(policy_kwargs=dict(net_arch=[32, 32]), batch_size=32, device="cpu", seed=0)
 
 
 def make_venv(num_envs: int = 2, monitor: bool = True, **kwargs):
@@ -17,7 +17,10 @@ def make_venv(num_envs: int = 2, monitor: bool = True, **kwargs):
 
 
 def make_model(num_envs: int = 2, venv=None, **kwargs) -> RLT:
-    return RLT("MultiInputPolicy", make_venv(num_envs) if venv is None else venv, **(SMALL | kwargs))
+    settings = SMALL | kwargs
+    # a small network unless a test asks for another one
+    settings["policy_kwargs"] = {"net_arch": [32, 32]} | settings["policy_kwargs"]
+    return RLT("MultiInputPolicy", make_venv(num_envs) if venv is None else venv, **settings)
 
 
 def fast(**kwargs) -> dict:
@@ -53,7 +56,7 @@ class Numpy:
 
     def __init__(self, model: RLT):
         self.p = {k: v.detach().double().numpy().copy() for k, v in model.policy.state_dict().items()}
-        self.n = model.n_critics
+        self.n = model.critic.n_critics
         self.layer_norm = model.policy.layer_norm
 
     def features(self, net: str, obs: dict) -> np.ndarray:
@@ -94,9 +97,12 @@ class Numpy:
         return np.array(out)
 
 
-def oracle_model(**kwargs):
+def oracle_model(policy_kwargs=None, **kwargs):
     """A model with random weights everywhere, and a batch whose rows were written by hand."""
-    model = make_model(n_steps=2, gamma=0.9, learning_rate=1e-2, bc_coef=3.0, n_critics=3, buffer_size=64, **kwargs)
+    model = make_model(
+        n_steps=2, gamma=0.9, learning_rate=1e-2, bc_coef=3.0, buffer_size=64,
+        policy_kwargs={"n_critics": 3} | (policy_kwargs or {}), **kwargs,
+    )  # fmt: skip
     th.manual_seed(1)
     with th.no_grad():
         for parameter in model.policy.parameters():

@@ -10,7 +10,7 @@ from rlt_sb3.experiment.algorithms import algorithm_names
 from rlt_sb3.experiment.config import EnvConfig, EvalSettings, TrainConfig
 
 ROOT = Path(__file__).parent.parent.parent
-SMALL_RLT = {"learning_starts": 20, "batch_size": 16, "critic_warmup_updates": 5, "utd": 1.0, "n_critics": 2}
+SMALL_RLT = {"learning_starts": 20, "batch_size": 16, "critic_warmup_updates": 5, "utd": 1.0}
 SMALL_TQC = {"learning_starts": 10, "batch_size": 16, "gradient_steps": 1, "policy_kwargs": {"net_arch": [16]}}
 #: columns that tell the time
 CLOCKS = {"time/minutes", "time/fps", "time/time_elapsed"}
@@ -24,7 +24,10 @@ def small(out, env_id="ToyRLToken-v0", **changes):
         name="toy",
         out=str(out),
         env=EnvConfig(id=env_id, num_envs=2),
-        algorithms={"rlt": SMALL_RLT | {"policy_kwargs": {"net_arch": [16]}}, "tqc": dict(SMALL_TQC)},
+        algorithms={
+            "rlt": SMALL_RLT | {"policy_kwargs": {"net_arch": [16], "n_critics": 2}},
+            "tqc": dict(SMALL_TQC),
+        },
         evaluation=EvalSettings(n_states=6, selection_states=4, selection_every=40, record_states=3),
         total_chunks=100,
         log_interval=2,

@@ -1,5 +1,6 @@
 """Replay buffer for action chunks: rewards are kept per control step."""
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,11 +9,17 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from rlt_sb3.common.chunks import Chunk, Lane, join_chunks, succeeded
+from rlt_sb3.common.chunk_outcome import ChunkOutcome, outcomes_of
 from rlt_sb3.common.replay.intervention_copies import copy_row
-from rlt_sb3.common.replay.storage import ChunkBatch, ChunkRows, join_batches, split_batch
+from rlt_sb3.common.replay.offline import load_transitions
+from rlt_sb3.common.replay.open_episode import Chunk, OpenEpisode, join_chunks
+from rlt_sb3.common.replay.storage import ChunkBatch, TransitionStorage, join_batches, split_batch
+from rlt_sb3.common.vec_env import metadata_of
+
+#: What stands for ``vla_ref`` where someone took over: the executed action, or what it was.
+REFERENCES = ("replace", "target")
 
 
 class ChunkReplayBuffer(DictReplayBuffer):
@@ -20,11 +27,10 @@ class ChunkReplayBuffer(DictReplayBuffer):
     Replay buffer whose rows are executed action chunks.
 
     A row holds one chunk of at most :math:`C` control steps with its reward at each of them and the number
-    :math:`k \le C` of executed steps (a chunk is cut short when the episode ends inside it). Both come from
-    ``infos[i]["step_rewards"]`` (C,) and ``infos[i]["chunk_steps"]``. Without them (any other environment) the
-    reward is taken as earned in the first control step and the chunk as complete, k = C. ``infos[i]["task_id"]`` is
-    kept where there is one. ``infos[i]["executed_actions"]`` (C, d) replaces the action, and
-    ``infos[i]["intervention"]`` (C,) marks the control steps that a human or an expert chose.
+    :math:`k \le C` of executed steps (a chunk is cut short when the episode ends inside it). They come from
+    ``infos[i]["outcome"]``, a :class:`~rlt_sb3.common.chunk_outcome.ChunkOutcome`, as do the executed actions, the
+    control steps that someone else chose, and the task. Where the environment tells nothing of its control steps, the
+    reward is taken as earned in the first of them and the chunk as complete, k = C.
 
     Samples are returns over ``n_steps`` consecutive chunks of one sub-environment,
 
@@ -37,21 +43,23 @@ class ChunkReplayBuffer(DictReplayBuffer):
 
     **Rows between the chunks** (paper: subsampling with stride 2). With ``stride=s`` a row begins at every control step
     s, 2s, ... inside a chunk as well. Its actions are the C that were executed from there on, across the border to the
-    next chunk; where the episode ends before, k < C and the last action is repeated. The observations in between come
-    from ``infos[i]["inner_obs"]``, a dict of arrays (n, ...), and ``infos[i]["inner_count"]``, how many of them are
-    valid (environments make them with ``obs_stride=s``). Such a row can be drawn when its last action is known.
+    next chunk; where the episode ends before, k < C and the last action is repeated. The observations in between are
+    the outcome's ``inner_obs`` (environments make them with ``obs_stride=s``). Such a row can be drawn when its last
+    action is known.
 
     **Memory.** Each observation is stored once, in one of ``buffer_size`` slots; the final observation of an episode
     takes a slot of its own, so a full buffer holds a little less than ``buffer_size`` rows. Where an observation is not
     the next one of the row before, the trajectory is taken as cut.
 
-    A chunk that a worker did not finish (``infos[i]["worker_restarted"]``, or ``chunk_steps`` 0) is not stored; the
-    row before it leads to its observation as usual. Neither is one that began before the critical phase of its episode
-    (``infos[i]["critical_chunk"]`` is there and false).
+    A chunk that a worker did not finish (the outcome is ``broken``, or of 0 steps) is not stored; the row before it
+    leads to its observation as usual. Neither is one that began before the critical phase of its episode.
 
-    **Successes.** When an episode ends in success (``infos[i]["is_success"]``, or a positive last reward where that is
-    not told), all rows of it are marked, ``successful`` in a sample. Until then, and for good where it was cut off,
-    they count as those of a failure.
+    **Successes.** When an episode ends in success, all rows of it are marked, ``successful`` in a sample. Until then,
+    and for good where it was cut off, they count as those of a failure.
+
+    **Offline rows.** Rows of another origin (demonstrations, an earlier run) stay beside the ring, are never
+    overwritten and make up ``offline_ratio`` of each batch. Their file is read by :meth:`read_offline`, which a model
+    calls when it begins to learn: loading a model for evaluation does not need the file.
 
     Adding, sampling and saving (``model.save_replay_buffer``) may happen in different threads.
 
@@ -67,14 +75,14 @@ class ChunkReplayBuffer(DictReplayBuffer):
     :param stride: begin a row every so many control steps, 1..C-1; None: one row per chunk
     :param z_rl_dtype: "float32", or "float16" to keep ``z_rl`` in half the memory
     :param stratified: draw the same number of rows from every task
-    :param offline: further rows, e.g. of :func:`~rlt_sb3.common.replay.offline.load_transitions`
-    :param offline_ratio: share of each batch that comes from ``offline``, rounded to whole rows; nothing as long as
-        there are none
-    :param keep_interventions: also write rows in which someone took over to ``offline``, where later rows do not push
-        them out; it needs at least two slots that are used in turn
-    :param overwrite_reference: where someone else chose the action, replace ``vla_ref`` by it (as the paper does),
-        not only the target of the actor's pull; ``offline`` rows keep theirs
-    :raises ValueError: for settings out of range, or a share of ``offline`` without rows in it
+    :param offline_data: file of transitions (``rlt encode-demos``) to be read by :meth:`read_offline`; None: none
+    :param offline_ratio: share of each batch that comes from the offline rows, rounded to whole rows; nothing as long
+        as there are none
+    :param intervention_rows: also copy rows in which someone took over to the offline rows, where later rows do not
+        push them out, in so many slots that are used in turn; 0: do not
+    :param intervention_ref: where someone took over, the executed action is the target of the actor's pull; "replace":
+        and stands in for ``vla_ref`` in that row (paper, Alg. 1), "target": only that. Offline rows keep theirs
+    :raises ValueError: for settings out of range, or a share of offline rows without a file
     """
 
     def __init__(
@@ -91,10 +99,10 @@ class ChunkReplayBuffer(DictReplayBuffer):
         stride: int | None = None,
         z_rl_dtype: str = "float32",
         stratified: bool = False,
-        offline: ChunkRows | None = None,
+        offline_data: str | os.PathLike[str] | None = None,
         offline_ratio: float = 0.0,
-        overwrite_reference: bool = False,
-        keep_interventions: bool = False,
+        intervention_rows: int = 0,
+        intervention_ref: str = "replace",
     ):
         if not isinstance(n_steps, int | np.integer) or n_steps < 1:
             raise ValueError(f"n_steps must be an integer >= 1 (number of chunks in a return), got {n_steps!r}.")
@@ -106,6 +114,16 @@ class ChunkReplayBuffer(DictReplayBuffer):
         self.chunk_length = int(shape[0]) if len(shape) == 2 else 1
         if stride is not None and not 1 <= stride < self.chunk_length:
             raise ValueError(f"stride must be None or 1..{self.chunk_length - 1} (control steps), got {stride!r}.")
+        if not 0.0 <= offline_ratio <= 1.0:
+            raise ValueError(f"offline_ratio must be in [0, 1] (share of each batch), got {offline_ratio!r}.")
+        if not (intervention_rows == 0 or (isinstance(intervention_rows, int) and intervention_rows >= 2)):
+            raise ValueError(f"intervention_rows must be 0, or an integer >= 2, got {intervention_rows!r}.")
+        if intervention_rows and not offline_ratio:
+            raise ValueError(f"offline_ratio must be > 0, since intervention_rows is not 0, got {offline_ratio!r}.")
+        if offline_ratio and offline_data is None and not intervention_rows:
+            raise ValueError("offline_data must be a file, since offline_ratio is not 0, got None.")
+        if intervention_ref not in REFERENCES:
+            raise ValueError(f"intervention_ref must be one of {REFERENCES}, got {intervention_ref!r}.")
         # not ReplayBuffer's own __init__, which allocates arrays for both observations of every row
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.optimize_memory_usage = False
@@ -113,12 +131,12 @@ class ChunkReplayBuffer(DictReplayBuffer):
         self.n_steps, self.gamma = int(n_steps), float(gamma)
         self.stride = stride
         self.stratified = stratified
-        self.overwrite_reference = overwrite_reference
-        self.keep_interventions = keep_interventions
         self.z_rl_dtype = z_rl_dtype
+        self.offline_data, self.offline_ratio = offline_data, float(offline_ratio)
+        self.intervention_rows, self.intervention_ref = intervention_rows, intervention_ref
+        self.offline: TransitionStorage | None = None
         self._lock = threading.RLock()
         self.reset()
-        self.set_offline(offline, offline_ratio)
 
     def reset(self) -> None:
         """Forget all rows; offline rows stay."""
@@ -128,45 +146,68 @@ class ChunkReplayBuffer(DictReplayBuffer):
         extra = (self.n_envs + 1) * (per_chunk + 1)
         space = self.observation_space
         assert isinstance(space, spaces.Dict)
-        self.rows = ChunkRows(
+        self.storage = TransitionStorage(
             self.buffer_size + extra, space, self.chunk_length, self.action_dim // self.chunk_length, self.z_rl_dtype
         )
-        self.lanes: list[Lane | None] = [None] * self.n_envs
+        self.open_episodes: list[OpenEpisode | None] = [None] * self.n_envs
         self.rows_stored = 0  # ever
 
-    def set_offline(self, offline: ChunkRows | None, ratio: float) -> None:
+    def read_offline(self, env: VecEnv | None = None) -> None:
         """
-        Mix rows of another origin into every batch.
+        Get the offline rows ready: read their file, make room for interventions. Does nothing where they are there.
 
-        :param offline: the rows, or None
-        :param ratio: their share of each batch, in [0, 1]
-        :raises ValueError: if the share is out of range, or positive without rows, if the rows have other shapes, or
-            if interventions have no room in them
+        :param env: the environment whose frozen models the file must have been made with, where both name theirs
+        :raises ValueError: if the file cannot be read, does not fit, or was made with other frozen models
         """
-        if not 0.0 <= ratio <= 1.0:
-            raise ValueError(f"offline_ratio must be in [0, 1] (share of each batch), got {ratio!r}.")
-        if ratio > 0.0 and not self.keep_interventions and (offline is None or offline.count == 0):
+        if self.offline is not None or self.offline_ratio == 0.0:
+            return
+        space, mine, room = self.observation_space, self.storage, self.intervention_rows
+        assert isinstance(space, spaces.Dict)
+        if self.offline_data is not None:
+            self.set_offline(load_transitions(self.offline_data, space, room, metadata_of(env).get("fingerprint")))
+        elif room:
+            self.set_offline(TransitionStorage(room, space, mine.chunk_length, mine.action_dim, self.z_rl_dtype))
+
+    def set_offline(self, offline: TransitionStorage) -> None:
+        """
+        Mix rows of another origin into every batch, ``offline_ratio`` of it.
+
+        :param offline: the rows
+        :raises ValueError: if there are none, if they have other shapes, or if interventions have no room in them
+        """
+        if offline.count == 0 and not self.intervention_rows:
             raise ValueError(
-                f"offline_ratio is {ratio} but there are no offline rows: give transitions (`rlt encode-demos` writes "
-                "them from demonstrations) or set it to 0."
+                f"offline_ratio is {self.offline_ratio} but there are no offline rows: give transitions (`rlt "
+                "encode-demos` writes them from demonstrations) or set it to 0."
             )
-        if offline is not None:
-            mine, theirs = _shapes(self.rows), _shapes(offline)
-            if mine != theirs:
-                raise ValueError(
-                    f"The offline rows have the shapes {theirs}, this environment {mine}: they were made with another "
-                    "chunk length, VLA or RL token. Write them again with those of the environment."
-                )
-            if self.keep_interventions and offline.size - offline.kept < 2:
-                raise ValueError(
-                    f"keep_interventions needs two or more free slots in the offline rows, got "
-                    f"{offline.size - offline.kept}: make them with more than they must keep."
-                )
-        self.offline, self.offline_ratio = offline, float(ratio)
+        mine, theirs = _shapes(self.storage), _shapes(offline)
+        if mine != theirs:
+            raise ValueError(
+                f"The offline rows have the shapes {theirs}, this environment {mine}: they were made with another "
+                "chunk length, VLA or RL token. Write them again with those of the environment."
+            )
+        if self.intervention_rows and offline.size - offline.kept < 2:
+            raise ValueError(
+                f"intervention_rows needs two or more free slots in the offline rows, got "
+                f"{offline.size - offline.kept}: make them with more than they must keep."
+            )
+        self.offline = offline
+
+    def take_settings_from(self, other: "ChunkReplayBuffer") -> None:
+        """
+        Go on with the settings of another buffer where they do not concern the rows that are stored already: discount,
+        length of returns, offline rows.
+
+        :param other: the other buffer
+        """
+        self.gamma, self.n_steps = other.gamma, other.n_steps
+        self.offline_data, self.offline_ratio = other.offline_data, other.offline_ratio
+        if other.offline is not None:
+            self.set_offline(other.offline)
 
     def size(self) -> int:
         """:return: number of stored rows that can be drawn"""
-        return self.rows.count
+        return self.storage.count
 
     # ------------------------------------------------------------------------------------------------- adding
 
@@ -187,60 +228,58 @@ class ChunkReplayBuffer(DictReplayBuffer):
         :param action: chunks, (n_envs, C, d)
         :param reward: sums over the chunks, (n_envs,)
         :param done: terminated or truncated, (n_envs,)
-        :param infos: see the class; also ``TimeLimit.truncated``
-        :raises ValueError: if an info does not fit the chunk length or the stride; nothing is stored then
+        :param infos: ``outcome``, see the class; also ``TimeLimit.truncated``
+        :raises ValueError: if an outcome does not fit the chunk length or the stride; nothing is stored then
         """
         shape = (self.n_envs, self.chunk_length, self.action_dim // self.chunk_length)
         actions = np.asarray(action, dtype=np.float32).reshape(shape)
-        chunks = [self._read(index, actions[index], reward[index], info) for index, info in enumerate(infos)]
+        outcomes = outcomes_of(infos, actions, reward)
+        chunks = [self._read(index, outcome) for index, outcome in enumerate(outcomes)]
         with self._lock:
-            for index, (chunk, info) in enumerate(zip(chunks, infos, strict=True)):
+            for index, (chunk, outcome) in enumerate(zip(chunks, outcomes, strict=True)):
                 if chunk is None:
-                    self.lanes[index] = None
+                    self.open_episodes[index] = None
                     continue
-                truncated = bool(info.get("TimeLimit.truncated", False)) and self.handle_timeout_termination
-                self._add_chunk(index, obs, next_obs, chunk, bool(done[index]), truncated, info)
-            self.pos = self.rows.written % self.rows.size
-            self.full = self.rows.written >= self.rows.size
+                limit = bool(infos[index].get("TimeLimit.truncated", False)) and self.handle_timeout_termination
+                self._add_chunk(index, obs, next_obs, chunk, bool(done[index]), limit, outcome)
+            self.pos = self.storage.written % self.storage.size
+            self.full = self.storage.written >= self.storage.size
 
-    def _read(self, index: int, action: np.ndarray, reward: float, info: Mapping[str, Any]) -> Chunk | None:
-        """Check one info before anything is written; None: not to be stored."""
-        length = self.chunk_length
-        steps = int(info["chunk_steps"]) if "chunk_steps" in info else length
-        if info.get("worker_restarted", False) or not info.get("critical_chunk", True):
+    def _read(self, index: int, outcome: ChunkOutcome) -> Chunk | None:
+        """Check one outcome before anything is written; None: not to be stored."""
+        length, steps = self.chunk_length, outcome.steps
+        if outcome.broken or not outcome.critical:
             return None
-        if "step_rewards" in info and "chunk_steps" in info:
-            rewards = np.array(info["step_rewards"], dtype=np.float32)
-            if rewards.shape != (length,) or not 0 <= steps <= length:
-                raise ValueError(
-                    f"Expected info['step_rewards'] of shape ({length},) and 1 <= info['chunk_steps'] <= {length} (0: "
-                    f"nothing was executed), got shape {rewards.shape} and {steps}."
-                )
-            if steps == 0:
-                return None
-            rewards[steps:] = 0.0
-        else:
-            steps, rewards = length, np.zeros(length, dtype=np.float32)
-            rewards[0] = reward
-        human = np.array(info.get("intervention", np.zeros(length)), dtype=bool)
-        executed = np.array(info.get("executed_actions", action), dtype=np.float32)  # a copy: it waits in the lane
-        if human.shape != (length,) or executed.shape != action.shape:
+        # copies: they wait in the open episode
+        rewards = np.array(outcome.step_rewards, dtype=np.float32)
+        if rewards.shape != (length,) or not 0 <= steps <= length:
+            raise ValueError(
+                f"Expected info['step_rewards'] of shape ({length},) and 1 <= info['chunk_steps'] <= {length} (0: "
+                f"nothing was executed), got shape {rewards.shape} and {steps}."
+            )
+        if steps == 0:
+            return None
+        rewards[steps:] = 0.0
+        asked = (length, self.action_dim // length)
+        taken_over = np.array(np.zeros(length) if outcome.intervention is None else outcome.intervention, dtype=bool)
+        executed = np.array(outcome.executed, dtype=np.float32)
+        if taken_over.shape != (length,) or executed.shape != asked:
             raise ValueError(
                 f"Expected info['intervention'] of shape ({length},) and info['executed_actions'] of shape "
-                f"{action.shape}, got {human.shape} and {executed.shape}."
+                f"{asked}, got {taken_over.shape} and {executed.shape}."
             )
-        human[steps:] = False
-        if self.stride is not None and "inner_obs" not in info:
+        taken_over[steps:] = False
+        if self.stride is not None and outcome.inner_obs is None:
             raise ValueError(
                 f"stride={self.stride} needs info['inner_obs'] and info['inner_count'] of sub-environment {index}: "
                 f"make the environment with obs_stride={self.stride}."
             )
-        if self.stride is not None and int(info["inner_count"]) < len(range(self.stride, steps, self.stride)):
+        if self.stride is not None and outcome.inner_count < len(range(self.stride, steps, self.stride)):
             raise ValueError(
                 f"stride={self.stride} needs {len(range(self.stride, steps, self.stride))} inner observations of "
-                f"{steps} control steps, got {info['inner_count']}: make the environment with obs_stride={self.stride}."
+                f"{steps} control steps, got {outcome.inner_count}: make the environment with obs_stride={self.stride}."
             )
-        return Chunk(executed, rewards, steps, human)
+        return Chunk(executed, rewards, steps, taken_over)
 
     def _add_chunk(
         self,
@@ -250,37 +289,38 @@ class ChunkReplayBuffer(DictReplayBuffer):
         chunk: Chunk,
         done: bool,
         truncated: bool,
-        info: Mapping[str, Any],
+        outcome: ChunkOutcome,
     ) -> None:
-        rows, lane, first = self.rows, self.lanes[index], self.rows.written
-        if lane is not None and not rows.holds(lane.slot, obs, index):
-            lane = None
-        numbers, copies = (lane.numbers, lane.copies) if lane is not None else ([], {})
-        slot = lane.slot if lane is not None else rows.put_observation(obs, index)
+        storage, episode, first = self.storage, self.open_episodes[index], self.storage.written
+        if episode is not None and not storage.holds(episode.slot, obs, index):
+            episode = None
+        numbers, copies = (episode.numbers, episode.copies) if episode is not None else ([], {})
+        slot = episode.slot if episode is not None else storage.put_observation(obs, index)
         starts: dict[int, int] = {}  # control step in this chunk -> slot of its observation
         if self.stride is not None:
+            assert outcome.inner_obs is not None
             inner = range(self.stride, chunk.steps, self.stride)
-            starts = {step: rows.put_observation(info["inner_obs"], n) for n, step in enumerate(inner)}
-        next_slot = rows.put_observation(next_obs, index)
+            starts = {step: storage.put_observation(outcome.inner_obs, n) for n, step in enumerate(inner)}
+        next_slot = storage.put_observation(next_obs, index)
         ends = (next_slot, done and not truncated, done and truncated)
-        numbers.extend(range(first, rows.written))
-        task = int(info.get("task_id", 0))
+        numbers.extend(range(first, storage.written))
+        task = outcome.task_id
         self._complete(copies, slot, chunk, *ends, task)
-        for open_slot, step in lane.inner if lane is not None else ():
-            assert lane is not None
-            window = join_chunks(lane.chunk, chunk, step)
+        for open_slot, step in episode.inner if episode is not None else ():
+            assert episode is not None
+            window = join_chunks(episode.chunk, chunk, step)
             goes_on = step in starts and window.steps == self.chunk_length
             self._complete(copies, open_slot, window, *((starts[step], False, False) if goes_on else ends), task)
         if done or chunk.steps < self.chunk_length:
             for step, open_slot in starts.items():
                 self._complete(copies, open_slot, join_chunks(chunk, None, step), *ends, task)
             starts = {}
-        if done and succeeded(info, chunk.rewards.sum()):
-            rows.mark_success(numbers)
+        if done and outcome.success:
+            storage.mark_success(numbers)
             if copies and self.offline is not None:
                 self.offline.mark_success(list(copies.values()))
         inner_rows = [(s, step) for step, s in starts.items()]
-        self.lanes[index] = None if done else Lane(next_slot, chunk, inner_rows, numbers, copies)
+        self.open_episodes[index] = None if done else OpenEpisode(next_slot, chunk, inner_rows, numbers, copies)
 
     def _complete(
         self,
@@ -292,12 +332,12 @@ class ChunkReplayBuffer(DictReplayBuffer):
         truncated: bool,
         task: int,
     ) -> None:
-        self.rows.put_chunk(
-            slot, chunk.actions, chunk.rewards, chunk.steps, next_slot, terminated, truncated, task, chunk.human
+        self.storage.put_chunk(
+            slot, chunk.actions, chunk.rewards, chunk.steps, next_slot, terminated, truncated, task, chunk.taken_over
         )
         self.rows_stored += 1
-        if self.keep_interventions and self.offline is not None and chunk.human.any():
-            copy_row(self.rows, slot, self.offline, copies, self.overwrite_reference)
+        if self.intervention_rows and self.offline is not None and chunk.taken_over.any():
+            copy_row(self.storage, slot, self.offline, copies, self.intervention_ref == "replace")
 
     def end_trajectories(self) -> None:
         """
@@ -305,7 +345,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
         no return runs across.
         """
         with self._lock:
-            self.lanes = [None] * self.n_envs
+            self.open_episodes = [None] * self.n_envs
 
     # ------------------------------------------------------------------------------------------------- sampling
 
@@ -336,54 +376,55 @@ class ChunkReplayBuffer(DictReplayBuffer):
                 n_offline = round(batch_size * self.offline_ratio)
             if self.size() == 0 and n_offline < batch_size:
                 raise ValueError("The replay buffer is empty: store transitions before sampling.")
-            parts: list[tuple[ChunkRows, int]] = [(self.rows, batch_size - n_offline)]
+            parts: list[tuple[TransitionStorage, int]] = [(self.storage, batch_size - n_offline)]
             if n_offline:
                 assert self.offline is not None
                 parts.append((self.offline, n_offline))
             read: list[list[ChunkBatch]] = []
-            for rows, share in parts:
+            for storage, share in parts:
                 if share:
-                    slots = np.concatenate([self._draw(rows, share) for _ in range(count)])
-                    joined = self._gather(slots, rows)
+                    slots = np.concatenate([self._draw(storage, share) for _ in range(count)])
+                    joined = self._gather(slots, storage)
                     if prepare is not None:
                         prepare(joined)
                     read.append(split_batch(joined, count, share))
         return [join_batches(batches) for batches in zip(*read, strict=True)]
 
-    def _draw(self, rows: ChunkRows, count: int) -> np.ndarray:
+    def _draw(self, storage: TransitionStorage, count: int) -> np.ndarray:
         """
         Choose rows, with replacement: uniformly, or as many from each task.
 
-        :param rows: what to choose from
+        :param storage: what to choose from
         :param count: how many
         :return: slots (count,)
         """
-        return rows.rows.draw(count, self.stratified)
+        return storage.index.draw(count, self.stratified)
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> ChunkBatch:  # type: ignore[override]
         return self._gather(batch_inds)
 
-    def _gather(self, slots: np.ndarray, rows: ChunkRows | None = None) -> ChunkBatch:
+    def _gather(self, slots: np.ndarray, storage: TransitionStorage | None = None) -> ChunkBatch:
         """
         Build the batch of chosen rows.
 
         :param slots: slots (B,)
-        :param rows: where they are; the stored rows by default
+        :param storage: where they are; the ring by default
         :return: the batch
         """
-        chosen = self.rows if rows is None else rows
-        overwrite = self.overwrite_reference and chosen is self.rows
+        chosen = self.storage if storage is None else storage
+        overwrite = self.intervention_ref == "replace" and chosen is self.storage
         return chosen.gather(slots, self.n_steps, self.gamma, self.device, overwrite)
 
     def __getstate__(self) -> dict[str, Any]:
         """The lock stays here, and the offline rows, unless something was added to what is in their file."""
         state = {key: value for key, value in self.__dict__.items() if key != "_lock"}
-        return state if self.keep_interventions else state | {"offline": None, "offline_ratio": 0.0}
+        return state if self.intervention_rows else state | {"offline": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"keep_interventions": False} | state)
+        self.__dict__.update(state)
         self._lock = threading.RLock()
 
 
-def _shapes(rows: ChunkRows) -> dict[str, Any]:
-    return {"action": rows.actions.shape[1:]} | {key: value.shape[1:] for key, value in sorted(rows.obs.items())}
+def _shapes(storage: TransitionStorage) -> dict[str, Any]:
+    observations = {key: value.shape[1:] for key, value in sorted(storage.obs.items())}
+    return {"action": storage.actions.shape[1:]} | observations

@@ -1,9 +1,11 @@
 """Rows in which someone took over, copied to where they last longer than in the ring of the replay buffer."""
 
-from rlt_sb3.common.replay.storage import ChunkRows
+from rlt_sb3.common.replay.storage import TransitionStorage
 
 
-def copy_row(source: ChunkRows, slot: int, target: ChunkRows, copies: dict[int, int], overwrite: bool) -> None:
+def copy_row(
+    source: TransitionStorage, slot: int, target: TransitionStorage, copies: dict[int, int], overwrite: bool
+) -> None:
     """
     Copy a complete row with both of its observations.
 
@@ -22,10 +24,10 @@ def copy_row(source: ChunkRows, slot: int, target: ChunkRows, copies: dict[int, 
     if start is None or not target.living(start, room=1):  # the next observation is still to be written
         start = copies[slot] = _copy_observation(source, slot, target)
     end = copies.get(following)
-    # a next observation must be younger than its row, see ChunkRows
+    # a next observation must be younger than its row, see TransitionStorage
     if end is None or end < start or not target.living(end):
         end = copies[following] = _copy_observation(source, following, target)
-    place, human = target.slot_of(start), source.intervention[slot]
+    place, taken_over = target.slot_of(start), source.intervention[slot]
     target.put_chunk(
         place,
         source.actions[slot],
@@ -35,13 +37,13 @@ def copy_row(source: ChunkRows, slot: int, target: ChunkRows, copies: dict[int, 
         bool(source.terminated[slot]),
         bool(source.truncated[slot]),
         int(source.task_ids[slot]),
-        human,
+        taken_over,
     )
     if overwrite and "vla_ref" in target.obs:
-        target.obs["vla_ref"][place][human] = source.actions[slot][human]
+        target.obs["vla_ref"][place][taken_over] = source.actions[slot][taken_over]
 
 
-def _copy_observation(source: ChunkRows, slot: int, target: ChunkRows) -> int:
+def _copy_observation(source: TransitionStorage, slot: int, target: TransitionStorage) -> int:
     number = target.written
     target.put_observation({key: array[slot] for key, array in source.obs.items()}, None)
     return number

@@ -12,8 +12,8 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlt_sb3.common.fingerprint import Fingerprint, check_fingerprint
-from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
-from rlt_sb3.common.replay.storage import ChunkRows
+from rlt_sb3.common.replay.storage import TransitionStorage
+from rlt_sb3.common.vec_env import metadata_of
 
 FORMAT = "rlt-transitions-1"
 
@@ -27,7 +27,7 @@ def load_transitions(
     observation_space: spaces.Dict,
     room: int = 0,
     fingerprint: Fingerprint | None = None,
-) -> ChunkRows:
+) -> TransitionStorage:
     """
     Read a file of transitions.
 
@@ -80,7 +80,7 @@ def load_transitions(
         raise ValueError(f"{file}: next_row or chunk_steps is out of range; write it again.")
     half = arrays["obs/z_rl"].dtype == np.float16 if "obs/z_rl" in arrays else False
     length, dims = actions.shape[1:]
-    rows = ChunkRows(room, observation_space, length, dims, "float16" if half else "float32", kept=max(size, 1))
+    rows = TransitionStorage(room, observation_space, length, dims, "float16" if half else "float32", kept=max(size, 1))
     for name, array in rows.obs.items():
         array[:size] = arrays[f"obs/{name}"]
     rows.written = rows.kept
@@ -101,33 +101,14 @@ def load_transitions(
     return rows
 
 
-def attach_offline(
-    buffer: ChunkReplayBuffer, path: str | None, ratio: float, room: int, env: VecEnv | None = None
-) -> None:
-    """
-    Give a buffer its offline rows, unless it has some already.
-
-    :param buffer: the buffer
-    :param path: file of :func:`load_transitions`; None for none
-    :param ratio: their share of each batch
-    :param room: slots for rows to be added
-    :param env: the environment whose frozen models the file must have been made with, where both name theirs
-    """
-    rows, space, mine = buffer.offline, buffer.observation_space, buffer.rows
-    assert isinstance(space, spaces.Dict)
-    if rows is None and path is not None:
-        rows = load_transitions(path, space, room, _fingerprint_of_env(env))
-    elif rows is None and room:
-        rows = ChunkRows(room, space, mine.chunk_length, mine.action_dim, buffer.z_rl_dtype)
-    if rows is not None:
-        buffer.set_offline(rows, ratio)
-
-
 def save_transitions(
-    path: str | os.PathLike[str], rows: ChunkRows, provenance: dict[str, Any] | None = None, env: VecEnv | None = None
+    path: str | os.PathLike[str],
+    rows: TransitionStorage,
+    provenance: dict[str, Any] | None = None,
+    env: VecEnv | None = None,
 ) -> None:
     """
-    Write rows, e.g. ``model.replay_buffer.rows`` of a run, in the form that :func:`load_transitions` reads.
+    Write rows, e.g. ``model.replay_buffer.storage`` of a run, in the form that :func:`load_transitions` reads.
 
     :param path: file to write, atomically
     :param rows: the rows
@@ -143,7 +124,7 @@ def save_transitions(
         arrays[name] = getattr(rows, name)[:used]
     arrays["chunk_steps"] = np.where(is_row, rows.chunk_steps[:used], 0).astype(np.int16)
     arrays["next_row"] = np.where(is_row, rows.next_slot[:used], 0).astype(np.int32)
-    provenance = (provenance or {}) | ({} if env is None else {"fingerprint": _fingerprint_of_env(env)})
+    provenance = (provenance or {}) | ({} if env is None else {"fingerprint": metadata_of(env).get("fingerprint")})
     metadata = {"format": FORMAT, "provenance": json.dumps(provenance, default=str)}
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -158,11 +139,3 @@ def save_transitions(
 
 def _fingerprint_of_file(metadata: Mapping[str, str]) -> Fingerprint | None:
     return json.loads(metadata.get("provenance", "{}")).get("fingerprint")
-
-
-def _fingerprint_of_env(env: VecEnv | None) -> Fingerprint | None:
-    try:
-        metadata = {} if env is None else env.get_attr("metadata")[0]
-    except (AttributeError, NotImplementedError):  # some give no access to what is inside
-        return None
-    return (metadata or {}).get("fingerprint")

@@ -7,7 +7,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from rlt_sb3.common.replay.task_index import TaskRows
+from rlt_sb3.common.replay.task_index import TaskIndex
 
 TensorDict = dict[str, th.Tensor]
 
@@ -23,8 +23,8 @@ class ChunkBatch(NamedTuple):
     :param rewards: returns over the used chunks (B, 1)
     :param discounts: gamma to the number of control steps in that return (B, 1)
     :param mask: (B, C) bool, True for the control steps of the first chunk that were executed
-    :param bc_target: (B, C*d), what the actor is pulled to: ``vla_ref``, or the executed action where a human or
-        an expert had taken over
+    :param bc_target: (B, C*d), what the actor is pulled to: ``vla_ref``, or the executed action where someone had
+        taken over
     :param task_ids: (B,) int64
     :param successful: (B, 1), 1 where the row's episode is known to have ended in success
     """
@@ -76,7 +76,7 @@ def split_batch(batch: ChunkBatch, count: int, size: int) -> list[ChunkBatch]:
     return [ChunkBatch(*values) for values in zip(*columns, strict=True)]
 
 
-class ChunkRows:
+class TransitionStorage:
     """
     A ring of slots, each with an observation and, once it is known, the chunk that was executed from there.
 
@@ -123,7 +123,7 @@ class ChunkRows:
         self.successful = np.zeros(self.size, dtype=bool)  # the episode is over and was a success
         self.task_ids = np.zeros(self.size, dtype=np.int32)
         self.next_slot = np.zeros(self.size, dtype=np.int32)
-        self.rows = TaskRows(self.size)
+        self.index = TaskIndex(self.size)
 
     @property
     def bytes_per_slot(self) -> int:
@@ -133,19 +133,19 @@ class ChunkRows:
     @property
     def count(self) -> int:
         """Number of rows that can be drawn."""
-        return sum(self.rows.counts.values())
+        return sum(self.index.counts.values())
 
     @property
     def counts(self) -> dict[int, int]:
         """Number of rows that can be drawn, per task."""
-        return {task: count for task, count in sorted(self.rows.counts.items()) if count}
+        return {task: count for task, count in sorted(self.index.counts.items()) if count}
 
     def is_row(self, slots: np.ndarray | int) -> Any:
         """
         :param slots: slots
         :return: whether each holds a complete row, not only an observation
         """
-        return self.rows.where[slots] >= 0
+        return self.index.where[slots] >= 0
 
     def _arrays(self) -> dict[str, np.ndarray]:
         named = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
@@ -177,8 +177,8 @@ class ChunkRows:
         :return: the slot
         """
         slot = self.slot_of(self.written)
-        if self.rows.where[slot] >= 0:
-            self.rows.remove(slot, int(self.task_ids[slot]))
+        if self.index.where[slot] >= 0:
+            self.index.remove(slot, int(self.task_ids[slot]))
         for key, array in self.obs.items():
             array[slot] = obs[key] if index is None else obs[key][index]
         self.intervention[slot] = False  # read together with the observation, also before there is a chunk
@@ -233,7 +233,7 @@ class ChunkRows:
         self.task_ids[slot] = task_id
         if intervention is not None:
             self.intervention[slot] = intervention
-        self.rows.add(slot, task_id)
+        self.index.add(slot, task_id)
 
     def mark_success(self, numbers: Sequence[int]) -> None:
         """
@@ -320,10 +320,10 @@ class ChunkRows:
         if "vla_ref" not in observations:  # another environment: nothing to be pulled to but what was done
             return actions
         reference = observations["vla_ref"].flatten(1)
-        human = self.intervention[slots]
-        if not human.any():
+        taken_over = self.intervention[slots]
+        if not taken_over.any():
             return reference
-        chosen = th.as_tensor(human, device=device).repeat_interleave(self.action_dim, dim=1)
+        chosen = th.as_tensor(taken_over, device=device).repeat_interleave(self.action_dim, dim=1)
         return th.where(chosen, actions, reference)
 
     def _observations(self, index: th.Tensor, device: th.device) -> TensorDict:
@@ -347,13 +347,11 @@ class ChunkRows:
             if isinstance(value, np.ndarray):
                 state[name] = value[:used]
         state["obs"] = {key: value[:used] for key, value in self.obs.items()}
-        lists = {task: rows[: self.rows.counts[task]] for task, rows in self.rows.lists.items()}
-        state["rows"] = (self.rows.where[:used], lists)
+        lists = {task: rows[: self.index.counts[task]] for task, rows in self.index.lists.items()}
+        state["index"] = (self.index.where[:used], lists)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        older: dict[str, Any] = {"kept": 0, "successful": np.zeros(0, dtype=bool)}  # files without labels
-        state = older | state
         size = state["size"]
 
         def grow(array: np.ndarray) -> np.ndarray:
@@ -363,10 +361,10 @@ class ChunkRows:
             grown[: len(array)] = array
             return grown
 
-        where, lists = state.pop("rows")
+        where, lists = state.pop("index")
         self.__dict__.update({name: grow(v) if isinstance(v, np.ndarray) else v for name, v in state.items()})
         self.obs = {key: grow(value) for key, value in state["obs"].items()}
-        self.rows = TaskRows(size)
-        self.rows.where[: len(where)] = where
-        self.rows.lists = lists
-        self.rows.counts = {task: len(rows) for task, rows in lists.items()}
+        self.index = TaskIndex(size)
+        self.index.where[: len(where)] = where
+        self.index.lists = lists
+        self.index.counts = {task: len(rows) for task, rows in lists.items()}

@@ -3,7 +3,7 @@
 import numpy as np
 
 
-class TaskRows:
+class TaskIndex:
     """
     Slots that may be drawn, a dense list per task: adding, removing and drawing cost the same at any size.
 

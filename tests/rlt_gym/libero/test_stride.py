@@ -22,23 +22,23 @@ def test_every_stored_row_can_be_played_again(stride):
     model.learn(120)
     buffer, env = model.replay_buffer, model.env.env
     assert buffer.stride == stride
-    rows = np.flatnonzero(buffer.rows.is_row(np.arange(buffer.rows.size)))
+    rows = np.flatnonzero(buffer.storage.is_row(np.arange(buffer.storage.size)))
     decode = np.linalg.pinv(env._encoder)
-    before = buffer.rows.obs["z_rl"][rows] @ decode  # position, goal, place the VLA aims at
-    after = buffer.rows.obs["z_rl"][buffer.rows.next_slot[rows]] @ decode
+    before = buffer.storage.obs["z_rl"][rows] @ decode  # position, goal, place the VLA aims at
+    after = buffer.storage.obs["z_rl"][buffer.storage.next_slot[rows]] @ decode
     for place, slot in enumerate(rows):
         position, goal = before[place, :2].copy(), before[place, 2:4]
-        steps = buffer.rows.chunk_steps[slot]
+        steps = buffer.storage.chunk_steps[slot]
         for step in range(steps):
-            position = position + env.SPEED * buffer.rows.actions[slot, step, :2]
+            position = position + env.SPEED * buffer.storage.actions[slot, step, :2]
             solved = np.linalg.norm(position - goal) < env.RADIUS
-            assert buffer.rows.step_rewards[slot, step] == float(solved)
+            assert buffer.storage.step_rewards[slot, step] == float(solved)
             assert not solved or step == steps - 1
         np.testing.assert_allclose(position, after[place, :2], atol=1e-4)
         np.testing.assert_allclose(before[place, 2:], after[place, 2:], atol=1e-4)  # the same episode
-        assert buffer.rows.terminated[slot] == solved
-        assert steps == C or solved or buffer.rows.truncated[slot]
-        assert not buffer.rows.step_rewards[slot, steps:].any()
+        assert buffer.storage.terminated[slot] == solved
+        assert steps == C or solved or buffer.storage.truncated[slot]
+        assert not buffer.storage.step_rewards[slot, steps:].any()
     if stride is not None:
         assert len(rows) > 1.5 * 120 * (1 + (C - 1) // stride) / 2
 

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.testing import FakeRLTokenVectorEnv
-from rlt_sb3.callbacks.metrics import MetricsCallback, throughput
+from rlt_sb3.callbacks.metrics import MetricsCallback, action_names, control_frequency, throughput
 from rlt_sb3.common.loggers import CSVWriter, WandbWriter
 from rlt_sb3.experiment.config import EvalSettings
 from rlt_sb3.experiment.models import make_model, make_vec_env
@@ -49,7 +49,7 @@ def run(tmp_path_factory):
         patch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
         evaluation = EvalSettings(n_states=4, selection_states=4, selection_every=40, videos=False)
         config = small(tmp_path_factory.mktemp("run"), total_chunks=100, evaluation=evaluation, video_every=3)
-        config.settings.update({"trial_share": 0.5, "utd": 1.5})
+        config.settings.update({"gate": {"share": 0.5, "window": 20}, "utd": 1.5})
         folder = train(config).run
     # clean shutdown: no thread, no process is left
     assert (threading.active_count(), len(psutil.Process().children(recursive=True))) == before
@@ -87,7 +87,7 @@ def test_numbers(run):
     known = metrics["rollout/throughput"][~np.isnan(metrics["rollout/throughput"])]
     assert (known >= 0).all() and known.max() > 0
     # three successes in 600 control steps (half a simulated minute) are sixty in ten minutes
-    assert throughput(3, 600) == 60.0 and throughput(0, 0) == 0.0
+    assert throughput(3, 600, 20.0) == 60.0 and throughput(0, 0, 20.0) == 0.0
     # during learning_starts the VLA's chunks are played
     first = np.flatnonzero(~np.isnan(metrics["rollout/vla_distance_0"]))[0]
     assert metrics["time/chunks"][first] < 20 and metrics["rollout/vla_distance_0"][first] == 0.0
@@ -213,8 +213,7 @@ def test_distance_is_that_of_the_executed_chunk(critical, taken_over):
     obs["vla_ref"] = reference
     chosen = np.clip(reference + 0.25, -1.0, 1.0)
     _, _, _, infos = venv.step(chosen)
-    callback.locals = {"actions": chosen, "infos": infos}
-    callback._record_distance(infos)
+    callback._record_distance([info["outcome"] for info in infos])
     assert infos[0]["chunk_steps"] == 4
     # before the critical phase the environment plays its own reference, whose gripper is at -1
     policy = reference if critical is False else chosen
@@ -222,6 +221,15 @@ def test_distance_is_that_of_the_executed_chunk(critical, taken_over):
     if taken_over:
         expected[::2] = 0.5**2
     assert model.logger.name_to_value["rollout/vla_distance_z"] == pytest.approx(np.sqrt(expected.mean()))
+
+
+def test_names_and_frequency_are_those_of_the_robot():
+    env = FakeRLTokenVectorEnv(1)
+    venv = make_vec_env("rlt", env)
+    assert control_frequency(venv) == 20.0 and action_names(venv, 7)[-1] == "gripper"
+    env.metadata["robot"] = SimpleNamespace(control_frequency=10.0, action_names=tuple("abcdefg"))
+    assert control_frequency(venv) == 10.0 and action_names(venv, 7) == tuple("abcdefg")
+    assert action_names(venv, 2) == ("0", "1")
 
 
 def test_films_of_training_and_selection(run):

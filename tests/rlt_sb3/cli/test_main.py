@@ -201,3 +201,17 @@ def test_interrupt_saves_and_exits_130(tmp_path):
     done = run("train", "--resume", metrics.parent, "--total_chunks", 60)
     assert done.returncode == 0, done.stderr
     assert (metrics.parent / "report.html").is_file()
+
+
+def test_settings_inside_an_algorithms_mappings(tmp_path):
+    """One entry changes, the others of the configuration stay."""
+    (tmp_path / "c.yaml").write_text("rlt: {utd: 1.0, policy_kwargs: {critic_precision: auto, net_arch: [8]}}")
+    arguments = ["--config", str(tmp_path / "c.yaml"), "--rlt.policy_kwargs.token_input", "false"]
+    arguments += ["--rlt.policy_kwargs.net_arch=[16, 4]", "--rlt.gate.window", "8", "--rlt.utd", "2.5"]
+    assert parse("train", arguments).rlt == {
+        "utd": 2.5,
+        "policy_kwargs": {"critic_precision": "auto", "net_arch": [16, 4], "token_input": False},
+        "gate": {"window": 8},
+    }
+    with pytest.raises(ValueError, match=r"--rlt.utd.end: rlt.utd is 1.0, which has no settings"):
+        parse("train", [*arguments[:2], "--rlt.utd.end", "3"])

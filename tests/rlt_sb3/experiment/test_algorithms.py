@@ -32,6 +32,11 @@ def test_registry(tmp_path):
         train(small(tmp_path, algorithm="sac"))
     with pytest.raises(ValueError, match="TQC has no setting bc_coef; there is learning_rate"):
         train(small(tmp_path, algorithm="tqc", tqc={"bc_coef": 1}))
+    for key in ("policy_kwargs", "replay_buffer_kwargs", "gate"):
+        with pytest.raises(ValueError, match=rf"RLT has no setting {key}\.typo; there is "):
+            train(small(tmp_path, rlt={key: {"typo": 1}}))
+    with pytest.raises(ValueError, match=r"RLT has no setting trial_share; there is .*gate"):
+        train(small(tmp_path, rlt={"trial_share": 0.5}))
     with pytest.raises(ValueError, match="Unknown guard"):
         train(small(tmp_path, guard="pray"))
     assert list(tmp_path.iterdir()) == []

@@ -69,7 +69,7 @@ def test_every_variant_of_the_benchmark_gets_the_same_practice():
 
 
 def test_proprio_only():
-    model = make_model(token_input=False, **fast())
+    model = make_model(policy_kwargs={"token_input": False}, **fast())
     model.learn(40)  # with features prepared for all networks at once
     assert model.critic.features_extractor.features_dim == model.actor.features_dim == 11
     obs = random_obs(model, 6)
@@ -84,21 +84,21 @@ def test_proprio_only():
     moved = model.policy.obs_to_tensor(obs | {"proprio": obs["proprio"] + 0.1})[0]
     assert not th.equal(model.actor(a), model.actor(moved))
     merged = make_model(
-        token_input=False, policy_kwargs={"net_arch": [8], "features_extractor_kwargs": {"proprio_norm": "none"}}
+        policy_kwargs={"token_input": False, "net_arch": [8], "features_extractor_kwargs": {"proprio_norm": "none"}}
     )
     assert merged.critic.features_extractor.features_dim == 8
 
 
 @pytest.mark.parametrize("mode", ["residual", "direct"])
 def test_without_a_token_the_start_is_the_same(mode, tmp_path):
-    model = make_model(token_input=False, reference_input=False, actor_mode=mode)
+    model = make_model(policy_kwargs=dict(token_input=False, reference_input=False, actor_mode=mode))
     obs = random_obs(model, 5)
     actions, _ = model.predict(obs, deterministic=True)
     assert np.array_equal(actions, obs["vla_ref"]) is (mode == "residual")
     model.save(tmp_path / "model.zip")
     loaded = RLT.load(tmp_path / "model.zip")
     assert np.array_equal(loaded.predict(obs)[0], actions)
-    assert loaded.token_input is False and loaded.reference_input is False
+    assert loaded.policy.token_input is False and loaded.policy.reference_input is False
     loaded.policy.save(tmp_path / "policy.pt")
     assert np.array_equal(type(loaded.policy).load(tmp_path / "policy.pt").predict(obs)[0], actions)
 
@@ -155,7 +155,7 @@ def test_an_environment_with_either_token_trains_and_the_vla_stays_frozen(rl_tok
 @pytest.mark.parametrize("mode", ["residual", "direct"])
 def test_actor_without_reference_input_against_numpy(mode, dropout):
     """What the network adds depends on the token only; the pull is still to the reference."""
-    model, batch = oracle_model(actor_mode=mode, reference_input=False, reference_dropout=dropout)
+    model, batch = oracle_model(policy_kwargs=dict(actor_mode=mode, reference_input=False), reference_dropout=dropout)
     with th.no_grad():
         batch.observations["vla_ref"].mul_(0.2)
         for parameter in (model.actor.mu[-1].weight, model.actor.mu[-1].bias):
@@ -178,7 +178,7 @@ def test_actor_without_reference_input_against_numpy(mode, dropout):
 
 def test_reference_dropout_of_one_hides_the_reference_in_updates():
     """C11: with probability 1 the update sees nothing of the reference, with 0.5 in half of the samples."""
-    model, batch = oracle_model(actor_mode="direct", reference_dropout=1.0)
+    model, batch = oracle_model(policy_kwargs={"actor_mode": "direct"}, reference_dropout=1.0)
     seen = []
     forward = model.actor.forward
 
@@ -212,7 +212,7 @@ def test_chunks_of_one_step():
     model = make_model(venv=make_venv(2, chunk_length=1), **fast())
     model.learn(80)
     assert model.num_control_steps == model.num_timesteps == 80
-    rows = model.replay_buffer.rows
+    rows = model.replay_buffer.storage
     slots = np.flatnonzero(rows.is_row(np.arange(rows.size)))
     assert (rows.chunk_steps[slots] == 1).all() and rows.actions.shape[1:] == (1, 7)
     batch = rows.gather(slots, 3, 0.5, th.device("cpu"))
@@ -231,7 +231,7 @@ def test_time_outs_taken_for_terminals():
             venv=venv, learning_starts=1000, replay_buffer_kwargs={"handle_timeout_termination": handled}
         )
         model.learn(60)
-        rows = model.replay_buffer.rows
+        rows = model.replay_buffer.storage
         slots = np.flatnonzero(rows.is_row(np.arange(rows.size)))
         dones[handled] = rows.gather(slots, 1, 0.9, th.device("cpu")).dones.numpy()[:, 0]
         solved = rows.step_rewards[slots].sum(axis=1) > 0

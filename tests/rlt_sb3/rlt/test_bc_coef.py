@@ -55,7 +55,7 @@ def test_failures_pull_less(weight):
 
 def test_a_direct_actor_is_first_fitted_to_the_vla_on_all_rows():
     """Before it follows the critics, failures show as well as successes what the VLA does."""
-    model, batch = oracle_model(reference_dropout=0.0, actor_mode="direct", bc_failure_weight=0.0)
+    model, batch = oracle_model(reference_dropout=0.0, policy_kwargs={"actor_mode": "direct"}, bc_failure_weight=0.0)
     batch = batch._replace(successful=th.zeros(16, 1))
     stats = model._update_actor(batch, follow_q=False)
     assert float(stats[0]) == pytest.approx(3.0 * float(stats[2])) and float(stats[2]) > 0.1
@@ -82,7 +82,7 @@ def test_marks_in_training_follow_the_episodes(stride):
 
     model._store_transition = watch
     model.learn(90)
-    rows = model.replay_buffer.rows
+    rows = model.replay_buffer.storage
     expected.update((key, False) for episode in episodes for key in episode)  # still running
     slots = np.flatnonzero(rows.is_row(np.arange(rows.size)))
     marks = {rows.obs["z_rl"][slot].tobytes(): bool(rows.successful[slot]) for slot in slots}
@@ -97,7 +97,7 @@ def test_an_episode_cut_off_is_no_success_even_if_it_would_have_become_one():
     obs = random_obs(model, 1)
     info = {"step_rewards": np.array([0, 0, 0, 1.0]), "chunk_steps": 4, "is_success": True}
     model.replay_buffer.add(obs, obs, np.zeros((1, 4, 7)), np.ones(1), np.ones(1, bool), [info])
-    rows = model.replay_buffer.rows
+    rows = model.replay_buffer.storage
     assert [bool(rows.successful[slot]) for slot in range(rows.written) if rows.is_row(slot)] == [False, True]
 
 
@@ -123,7 +123,7 @@ def test_no_pull_without_the_weight_and_nothing_but_pull_with_a_large_one():
     assert all(th.equal(a, b) for a, b in zip(*gradients, strict=True))
     assert max(float(g.abs().max()) for g in gradients[0]) > 0
 
-    strong, batch = oracle_model(reference_dropout=0.0, actor_mode="direct")
+    strong, batch = oracle_model(reference_dropout=0.0, policy_kwargs={"actor_mode": "direct"})
     strong.bc_coef = 1e3
     strong.actor.optimizer.param_groups[0]["lr"] = 3e-3
     for _ in range(800):
@@ -140,7 +140,7 @@ def test_schedule_follows_the_progress():
     """The weight used is the schedule's at the present progress, in the loss and in the log."""
     model, batch = oracle_model(reference_dropout=0.0)
     distance = (model.actor(batch.observations) - batch.bc_target).pow(2).mean().item()
-    q = model._actor_q(batch.observations, model.actor(batch.observations)).mean().item()
+    q = model.critic.actor_q(batch.observations, model.actor(batch.observations)).mean().item()
     state = {key: value.clone() for key, value in model.policy.state_dict().items()}
     model.bc_coef = LinearSchedule(20.0, 5.0, 0.5)
     for progress, weight in ((1.0, 20.0), (0.8, 14.0), (0.5, 5.0), (0.1, 5.0)):
@@ -209,20 +209,15 @@ def test_schedules_in_configurations(tmp_path):
             resolve_settings("rlt", {"bc_coef": bad})
 
 
-def someone(simulator, proposed, step):
-    """Takes over for two control steps out of eight."""
-    return np.full(7, 0.3) if step % 8 in (4, 5) else None
-
-
 def test_a_resumed_run_equals_the_whole_one(tmp_path, monkeypatch):
     """Schedule, marks of successes and rows of interventions are continued bit for bit."""
     monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
     config = quick(tmp_path, name="one", total_chunks=120, save_every=80)
     config.algorithms["rlt"] = config.settings | {
-        "bc_coef": {"start": 20.0, "end": 1.0}, "bc_failure_weight": 0.1, "offline_ratio": 0.25,
-        "intervention_rows": 30,
+        "bc_coef": {"start": 20.0, "end": 1.0}, "bc_failure_weight": 0.1,
+        "replay_buffer_kwargs": {"offline_ratio": 0.25, "intervention_rows": 30},
     }  # fmt: skip
-    config.env.kwargs = {"intervention": {"target": "test_bc:someone", "kwargs": {}, "path": None}}
+    config.env.kwargs = {"intervention": {"target": "intervention_runs:someone", "kwargs": {}, "path": None}}
     one = train(config).run
     assert yaml.safe_load((one / "config.yaml").read_text())["rlt"]["bc_coef"] == {"start": 20.0, "end": 1.0}
     shutil.copytree(one, tmp_path / "two")

@@ -6,12 +6,13 @@ from intervention_runs import SMALL, C, learn
 
 from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.testing import FakeRLTokenVectorEnv
-from rlt_sb3.common.value_bias import QGapTracker
+from rlt_sb3.common.chunk_outcome import ChunkOutcome
+from rlt_sb3.common.value_bias import ValueBias
 
 
 def rows_of(model):
     """Stored rows in the order of their slots: (slots, actions, masks)."""
-    rows = model.replay_buffer.rows
+    rows = model.replay_buffer.storage
     slots = np.flatnonzero(rows.is_row(np.arange(rows.size)))
     return slots, rows.actions[slots], rows.intervention[slots]
 
@@ -27,7 +28,9 @@ def someone(simulator, proposed, step):
 @pytest.mark.parametrize("reference", ["replace", "target"])
 def test_executed_actions_are_stored_and_imitated(reference):
     # the last chunk of an episode has 3 steps
-    model, steps = learn(intervention=someone, rlt={"intervention_ref": reference}, max_episode_steps=15)
+    model, steps = learn(
+        intervention=someone, rlt={"replay_buffer_kwargs": {"intervention_ref": reference}}, max_episode_steps=15
+    )
     slots, actions, masks = rows_of(model)
     expected = [(info, obs["vla_ref"][i]) for obs, _, _, infos in steps for i, info in enumerate(infos)]
     assert len(slots) == len(expected) == 60
@@ -54,7 +57,7 @@ def test_executed_actions_are_stored_and_imitated(reference):
 
 def test_unknown_reference():
     with pytest.raises(ValueError, match="intervention_ref must be one of"):
-        learn(rlt={"intervention_ref": "keep"})
+        learn(rlt={"replay_buffer_kwargs": {"intervention_ref": "keep"}})
 
 
 def test_interventions_rescue_and_teach():
@@ -108,7 +111,7 @@ def test_only_the_critical_phase_is_acted_in_and_stored():
     assert model.logger.name_to_value["rollout/critical_phase"] == pytest.approx(len(stored) / 80)
     slots, actions, _ = rows_of(model)
     assert len(slots) == len(stored) == model.replay_buffer.rows_stored
-    rows = model.replay_buffer.rows
+    rows = model.replay_buffer.storage
     found = {tuple(action.ravel().tolist()): slot for slot, action in zip(slots, actions, strict=True)}
     for action, k, rewards, z_after in stored:
         slot = found[tuple(action.ravel().tolist())]
@@ -139,11 +142,11 @@ def test_updates_per_row_count_stored_rows_only():
 
 
 def test_the_promise_is_made_where_the_critical_phase_begins():
-    tracker = QGapTracker(1, gamma=0.5)
-    quiet = {"chunk_steps": 2, "step_rewards": np.zeros(2), "critical_chunk": False}
-    last = {"chunk_steps": 2, "step_rewards": np.array([0.0, 1.0]), "critical_chunk": True}
-    for info, done, q in ((quiet, False, 9.0), (last, True, 0.75), (quiet, True, 9.0), (last, True, 0.5)):
-        tracker.step(2, np.zeros(1), np.array([done]), [info], lambda q=q: np.array([q]))
+    tracker = ValueBias(1, gamma=0.5)
+    quiet = ChunkOutcome(2, np.zeros(2), np.zeros((2, 1)), critical_chunk=False)
+    last = ChunkOutcome(2, np.array([0.0, 1.0]), np.zeros((2, 1)), critical_chunk=True)
+    for outcome, done, q in ((quiet, False, 9.0), (last, True, 0.75), (quiet, True, 9.0), (last, True, 0.5)):
+        tracker.step([outcome], np.array([done]), lambda q=q: np.array([q]))
     assert list(tracker.gaps) == [0.75 - 0.5, 0.5 - 0.5] and tracker.control_steps == 8
 
 
@@ -165,7 +168,7 @@ def test_penalties_are_learned_from_and_logged():
     # every control step but the first of each episode
     begun = 2 + sum("terminal_observation" in info for *_, infos in steps[:-1] for info in infos)
     assert total == -0.125 * (24 * C - begun)
-    assert model.replay_buffer.rows.step_rewards[slots].sum() == pytest.approx(total)
+    assert model.replay_buffer.storage.step_rewards[slots].sum() == pytest.approx(total)
     logged = model.logger.name_to_value
     assert logged["rollout/reward_gripper"] == pytest.approx(total / 24)
     assert logged["rollout/reward_success"] == 0.0 and logged["rollout/intervention"] == 1.0

@@ -31,8 +31,8 @@ def value_model(**kwargs) -> RLT:
     """A model whose observations are written by hand; ``proprio`` as it is, target actions without noise."""
     venv = make_venv(1)
     settings = dict(
-        gamma=GAMMA, learning_rate=3e-3, tau=0.05, policy_delay=1, target_policy_noise=0.0, n_critics=2, n_steps=1,
-        q_bounds=None, critic_warmup_updates=10**6, buffer_size=400,
+        gamma=GAMMA, learning_rate=3e-3, tau=0.05, policy_delay=1, target_policy_noise=0.0, n_steps=1,
+        q_bounds=None, critic_warmup_updates=10**6, buffer_size=400, policy_kwargs={"n_critics": 2},
     )  # fmt: skip
     model = make_model(venv=venv, **(settings | kwargs))
     model.set_logger(Logger(None, []))
@@ -226,11 +226,13 @@ def test_other_networks_are_refused(tmp_path):
     """C38: another architecture, algorithm or space, whichever way a file comes in."""
     path = tmp_path / "model.zip"
     make_model().save(path)
-    for other in (dict(n_critics=3), dict(token_input=False), dict(policy_kwargs={"net_arch": [16]})):
+    for other in (dict(n_critics=3), dict(token_input=False), dict(net_arch=[16])):
         with pytest.raises((RuntimeError, ValueError), match=r"size|shape|Missing|Unexpected"):
-            make_model(**other).set_parameters(path, device="cpu")
+            make_model(policy_kwargs=other).set_parameters(path, device="cpu")
     for setting, value in (("n_critics", 3), ("actor_mode", "direct"), ("reference_input", False)):
-        with pytest.raises(ValueError, match=f"{setting} must be .*as the networks have it.*got {value!r}"):
+        with pytest.raises(ValueError, match="policy kwargs"):
+            RLT.load(path, policy_kwargs={setting: value})
+        with pytest.raises(ValueError, match=f"RLT has no setting {setting}; there is .*policy_kwargs"):
             RLT.load(path, **{setting: value})
     with pytest.raises(ValueError, match="policy kwargs"):
         RLT.load(path, policy_kwargs={"net_arch": [16]})

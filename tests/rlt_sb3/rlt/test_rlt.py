@@ -1,6 +1,10 @@
 """The RLT algorithm: where it starts, what one update does, what is counted and what is saved."""
 
+import base64
+import json
 import warnings
+import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,8 +30,13 @@ from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import VecNormalize
 
 from rlt_sb3 import RLT, ChunkReplayBuffer
-from rlt_sb3.common.value_bias import QGapTracker
-from rlt_sb3.rlt.policies import AntiWindupClamp, RLTPolicy, rotation_columns
+from rlt_sb3.common.chunk_outcome import ChunkOutcome
+from rlt_sb3.common.noise import HeldNoise
+from rlt_sb3.common.torch_utils import AntiWindupClamp
+from rlt_sb3.common.value_bias import ValueBias
+from rlt_sb3.experiment.algorithms import load_model
+from rlt_sb3.rlt.features import rotation_columns
+from rlt_sb3.rlt.policies import RLTPolicy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -59,7 +68,7 @@ def test_evaluation_at_step_0_equals_the_frozen_vla():
 
 
 def test_direct_mode_starts_elsewhere_and_stays_in_range():
-    model = make_model(actor_mode="direct")
+    model = make_model(policy_kwargs={"actor_mode": "direct"})
     obs = random_obs(model, 50)
     actions, _ = model.predict(obs)
     assert not np.allclose(actions, obs["vla_ref"]) and np.abs(actions).max() <= 1.0
@@ -67,14 +76,14 @@ def test_direct_mode_starts_elsewhere_and_stays_in_range():
 
 @pytest.mark.parametrize("mode", ["residual", "direct"])
 def test_warm_up_plays_the_vla_exactly(mode):
-    model, rows = make_model(actor_mode=mode, learning_starts=20, exploration_std=0.3), Rows()
+    model, rows = make_model(policy_kwargs={"actor_mode": mode}, learning_starts=20, exploration_std=0.3), Rows()
     model.learn(40, callback=rows)
     starts = 20 // model.n_envs
     for obs, actions in zip(rows.obs[:starts], rows.actions[:starts], strict=True):
         assert np.array_equal(obs["vla_ref"], actions)
     assert not np.array_equal(rows.obs[starts]["vla_ref"], rows.actions[starts])
     # what is stored is what was executed
-    stored, slots = model.replay_buffer.rows, model.replay_buffer.rows.is_row(np.arange(1000))
+    stored, slots = model.replay_buffer.storage, model.replay_buffer.storage.is_row(np.arange(1000))
     in_order = sorted(map(tuple, np.concatenate(rows.actions).reshape(-1, 28).tolist()))
     assert sorted(map(tuple, stored.actions[:1000][slots].reshape(-1, 28).tolist())) == in_order
 
@@ -82,21 +91,33 @@ def test_warm_up_plays_the_vla_exactly(mode):
 SCALE = [1.0, 1.0, 1.0, 0.2, 0.3, 0.4, 2.0]
 
 
-@pytest.mark.parametrize("hold", [False, True])
-def test_exploration_noise(hold):
-    def noise(chunks, **settings):
-        model = make_model(learning_starts=0, **settings)
-        model._setup_learn(1)
-        model._last_obs["vla_ref"][:] = 0.0
-        return np.concatenate([model._sample_action(0, None, model.n_envs)[0] for _ in range(chunks)])
+def noise(chunks, **settings):
+    model = make_model(learning_starts=0, **settings)
+    model._setup_learn(1)
+    model._last_obs["vla_ref"][:] = 0.0
+    return np.concatenate([model._sample_action(0, model.action_noise, model.n_envs)[0] for _ in range(chunks)])
 
-    drawn = noise(40, num_envs=50, exploration_std=0.05, noise_hold=hold)
+
+def test_exploration_noise():
+    drawn = noise(40, num_envs=50, exploration_std=0.05)
     assert drawn.std() == pytest.approx(0.05, rel=0.05)
-    assert np.allclose(drawn[:, :1], drawn) == hold
-    one = noise(1, exploration_std=[0.1, 0, 0, 0, 0, 0, 0], noise_hold=hold)
+    assert not np.allclose(drawn[:, :1], drawn)
+    one = noise(1, exploration_std=[0.1, 0, 0, 0, 0, 0, 0])
     assert one[..., 0].any() and not one[..., 1:].any()
     scaled = noise(40, num_envs=50, exploration_std=0.05, action_scale=SCALE)
     np.testing.assert_allclose(scaled.std(axis=(0, 1)), 0.05 * np.array(SCALE), rtol=0.05)
+
+
+def test_held_noise():
+    sigma = 0.05 * np.array(SCALE)
+    drawn = noise(40, num_envs=50, exploration_std=0.0, action_noise=HeldNoise(4, sigma))
+    np.testing.assert_allclose(drawn.std(axis=(0, 1)), sigma, rtol=0.05)
+    assert np.array_equal(np.broadcast_to(drawn[:, :1], drawn.shape), drawn)
+    assert len(np.unique(drawn[:, 0, 0])) == 40 * 50  # another one in each chunk and environment
+    with pytest.raises(ValueError, match="sigma must be one number >= 0 per action dimension"):
+        HeldNoise(4, 0.1)
+    with pytest.raises(ValueError, match="chunk_length must be >= 1"):
+        HeldNoise(0, sigma)
 
 
 def test_further_action_noise():
@@ -127,12 +148,12 @@ def test_critic_does_not_see_the_reference_but_the_actor_does():
     other = obs | {"vla_ref": -obs["vla_ref"]}
     actions = th.rand(8, 28)
     assert th.equal(model.critic.q_values(obs, actions), model.critic.q_values(other, actions))
-    direct = make_model(actor_mode="direct")
+    direct = make_model(policy_kwargs={"actor_mode": "direct"})
     assert not th.allclose(direct.actor(obs), direct.actor(other))
 
 
 def test_ensemble_members_are_independent_and_interface_of_sb3():
-    model = make_model(n_critics=3)
+    model = make_model(policy_kwargs={"n_critics": 3})
     obs = {key: th.as_tensor(value) for key, value in random_obs(model, 6).items()}
     actions = th.rand(6, 28)
     q = model.critic.q_values(obs, actions)
@@ -215,7 +236,7 @@ def test_one_critic_update_against_numpy():
 @pytest.mark.parametrize("actor_q", ["mean", "min", "first"])
 @pytest.mark.parametrize(("dropout", "scale"), [(0.0, 1.0), (0.5, 1.0), (0.5, SCALE)])
 def test_one_actor_update_against_numpy(actor_q, dropout, scale):
-    model, batch = oracle_model(actor_q=actor_q, reference_dropout=dropout, action_scale=scale)
+    model, batch = oracle_model(policy_kwargs={"actor_q": actor_q}, reference_dropout=dropout, action_scale=scale)
     # interior actions: there the gradient of the loss is the plain derivative (the border has its own test)
     with th.no_grad():
         batch.observations["vla_ref"].mul_(0.2)
@@ -255,7 +276,9 @@ def test_one_actor_update_against_numpy(actor_q, dropout, scale):
 @pytest.mark.parametrize("actor_tau", [None, 0.1])
 def test_targets_move_by_tau(actor_tau):
     """One call with one update that reaches the actor: each slow copy goes its share of the way to the network."""
-    model = make_model(tau=0.25, actor_tau=actor_tau, policy_delay=1, critic_warmup_updates=0, learning_starts=8)
+    model = make_model(
+        tau=0.25, policy_delay=1, critic_warmup_updates=0, learning_starts=8, policy_kwargs={"actor_tau": actor_tau}
+    )
     model.learn(40)
     pairs = [(model.actor, model.actor_target, actor_tau or 0.25), (model.critic, model.critic_target, 0.25)]
     before = [[p.clone() for p in target.parameters()] for _, target, _ in pairs]
@@ -266,7 +289,7 @@ def test_targets_move_by_tau(actor_tau):
 
 
 def test_subset_of_target_critics():
-    model, batch = oracle_model(n_target_critics=1, target_policy_noise=0.0, q_bounds=None)
+    model, batch = oracle_model(policy_kwargs={"n_target_critics": 1}, target_policy_noise=0.0, q_bounds=None)
     lowest, _ = oracle_model(target_policy_noise=0.0, q_bounds=None)
     subset = [model._targets(batch) for _ in range(20)]
     assert len({float(t.sum()) for t in subset}) == 3  # one of three critics each time
@@ -349,12 +372,6 @@ def test_updates_per_row_are_exact(num_envs, train_freq, utd):
     assert model._n_updates == 7 + int(utd * (model.num_timesteps - 12) + 1e-6)
 
 
-def test_gradient_steps_of_sb3():
-    model = make_model(2, utd=None, gradient_steps=3, train_freq=5, learning_starts=10, critic_warmup_updates=0)
-    model.learn(40)
-    assert model._n_updates == 3 * 3  # calls at 20, 30, 40 rows; not at 10
-
-
 def test_policy_delay_is_counted_over_calls():
     model = make_model(**fast(policy_delay=3, critic_warmup_updates=0))
     model.learn(20)
@@ -372,25 +389,12 @@ def test_actor_waits_for_the_critics():
     critic = [p.clone() for p in model.critic.parameters()]
     model.learn(18, callback=rows)
     assert model._n_updates == 32
-    model = make_model(learning_starts=16, critic_warmup_updates=30, utd=None, gradient_steps=30)
+    model = make_model(learning_starts=16, critic_warmup_updates=30, utd=1e-6)
     model.learn(18)
+    assert model._n_updates == 30
     assert all(th.equal(a, b) for a, b in zip(start, model.actor.parameters(), strict=True))
     assert not all(th.equal(a, b) for a, b in zip(critic, model.critic.parameters(), strict=True))
     model.train(2, 32)
-    assert not all(th.equal(a, b) for a, b in zip(start, model.actor.parameters(), strict=True))
-
-
-def test_actor_waits_for_noisy_rows():
-    """Between learning_starts and actor_starts: the VLA's chunks plus noise are played and only the critics move."""
-    model, rows = make_model(learning_starts=8, critic_warmup_updates=4, actor_starts=40, exploration_std=0.05), Rows()
-    start = [p.clone() for p in model.actor.parameters()]
-    critic = [p.clone() for p in model.critic.parameters()]
-    model.learn(38, callback=rows)
-    assert all(th.equal(a, b) for a, b in zip(start, model.actor.parameters(), strict=True))
-    assert not all(th.equal(a, b) for a, b in zip(critic, model.critic.parameters(), strict=True))
-    offsets = [np.abs(a - o["vla_ref"]).max() for a, o in zip(rows.actions, rows.obs, strict=True)]
-    assert not any(offsets[:4]) and all(0.01 < offset < 0.4 for offset in offsets[4:])
-    model.learn(8, reset_num_timesteps=False)
     assert not all(th.equal(a, b) for a, b in zip(start, model.actor.parameters(), strict=True))
 
 
@@ -408,7 +412,9 @@ def test_which_actor_acts(act_with):
 
 
 def test_direct_actor_is_fitted_to_the_vla_while_it_waits():
-    model = make_model(actor_mode="direct", learning_starts=64, critic_warmup_updates=600, learning_rate=1e-3)
+    model = make_model(
+        policy_kwargs={"actor_mode": "direct"}, learning_starts=64, critic_warmup_updates=600, learning_rate=1e-3
+    )
     obs = None
     model.learn(66)
     obs = model.replay_buffer.sample(64).observations
@@ -428,10 +434,10 @@ def test_time_outs_bootstrap_in_the_stored_rows():
     model = make_model(**fast())
     model.learn(200)
     buffer = model.replay_buffer
-    rows = np.flatnonzero(buffer.rows.is_row(np.arange(1000)))
-    timed_out, solved = buffer.rows.truncated[rows], buffer.rows.step_rewards[rows].sum(1) > 0
+    rows = np.flatnonzero(buffer.storage.is_row(np.arange(1000)))
+    timed_out, solved = buffer.storage.truncated[rows], buffer.storage.step_rewards[rows].sum(1) > 0
     assert timed_out.any() and solved.any()
-    assert np.array_equal(buffer.rows.terminated[rows], solved)
+    assert np.array_equal(buffer.storage.terminated[rows], solved)
     # the row of a time-out leads to the last observation of its episode, not to the first one of the next
     batch = buffer._gather(rows)
     way = batch.next_observations["proprio"] - batch.observations["proprio"]
@@ -442,9 +448,9 @@ def test_learn_twice_cuts_returns():
     model = make_model(learning_starts=1000, n_steps=3)
     model.learn(10)
     model.learn(10)
-    rows = model.replay_buffer.rows
+    rows = model.replay_buffer.storage
     # the observation after the tenth row is no row: the second call began with a reset
-    newest = [lane.slot for lane in model.replay_buffer.lanes if lane is not None]
+    newest = [episode.slot for episode in model.replay_buffer.open_episodes if episode is not None]
     open_ends = {
         int(slot)
         for slot in rows.next_slot[rows.is_row(np.arange(rows.size))]
@@ -457,23 +463,27 @@ def test_learn_twice_cuts_returns():
 # -------------------------------------------------------------------------------------------- logs
 
 
-def test_q_gap():
-    tracker = QGapTracker(2, gamma=0.5, window=4, patience=3)
-    info = [{"chunk_steps": 2, "step_rewards": [0, 0]}, {"chunk_steps": 1, "step_rewards": [1, 0]}]
+def outcome(steps, rewards) -> ChunkOutcome:
+    return ChunkOutcome(steps, np.array(rewards, dtype=float), np.zeros((2, 1)))
+
+
+def test_value_bias():
+    tracker = ValueBias(2, gamma=0.5, window=4, patience=3)
+    outcomes = [outcome(2, [0, 0]), outcome(1, [1, 0])]
     dones = np.array([False, True])
-    tracker.step(2, np.zeros(2), dones, info, lambda: np.array([0.5, 0.25]))
+    tracker.step(outcomes, dones, lambda: np.array([0.5, 0.25]))
     assert tracker.gap == pytest.approx(0.25 - 1.0) and tracker.control_steps == 3
     # env 0 goes on: reward 1 at its fourth control step; env 1's next episode was not promised anything
-    info = [{"chunk_steps": 2, "step_rewards": [0, 1]}, {"chunk_steps": 2, "step_rewards": [0, 0]}]
-    tracker.step(2, np.zeros(2), np.array([True, True]), info, None)
+    outcomes = [outcome(2, [0, 1]), outcome(2, [0, 0])]
+    tracker.step(outcomes, np.array([True, True]), None)
     assert list(tracker.gaps) == pytest.approx([-0.75, 0.5 - 0.5**3])
     with pytest.warns(UserWarning, match="over-estimate"):
         for _ in range(8):
-            tracker.step(2, np.zeros(2), np.array([True, True]), [{}, {}], lambda: np.ones(2))
+            tracker.step([outcome(2, [0, 0])] * 2, np.array([True, True]), lambda: np.ones(2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(8):
-            tracker.step(2, np.zeros(2), np.array([True, True]), [{}, {}], lambda: np.ones(2))
+            tracker.step([outcome(2, [0, 0])] * 2, np.array([True, True]), lambda: np.ones(2))
 
 
 def test_logs(tmp_path):
@@ -492,11 +502,11 @@ def test_logs(tmp_path):
     wanted |= {"actor_loss", "actor_q", "bc_loss", "bc_distance", "n_updates", "learning_rate"}
     assert {f"train/{name}" for name in wanted} <= values.keys()
     assert 0.0 <= values["train/target_min"] <= values["train/target_max"] <= 1.0
-    assert model._q_gap.gap is not None
+    assert model._value_bias.gap is not None
 
 
 def test_logged_errors_are_those_of_the_critics():
-    model = make_model(**fast(target_policy_noise=0.0, n_critics=3))  # no chance in the targets
+    model = make_model(policy_kwargs={"n_critics": 3}, **fast(target_policy_noise=0.0))  # no chance in the targets
     model.learn(40)
     model.set_logger(Logger(None, []))
     original, errors = model._update_critic, []
@@ -530,15 +540,17 @@ def test_training_twice_gives_the_same_model():
 
 OTHER = dict(
     buffer_size=200, gamma=0.97, utd=1.5, n_steps=2, policy_delay=3, target_policy_noise=0.05, target_noise_clip=0.1,
-    bc_coef=7.0, reference_dropout=0.2, exploration_std=0.02, noise_hold=True, critic_warmup_updates=6,
-    q_bounds=(-1.0, 2.0), actor_q="min", n_critics=4, n_target_critics=2, actor_mode="direct", learning_starts=10,
-    tau=0.01, actor_tau=0.02, train_freq=2, critic_precision="bfloat16", stats_window_size=7,
+    bc_coef=7.0, reference_dropout=0.2, exploration_std=0.02, critic_warmup_updates=6,
+    q_bounds=(-1.0, 2.0), learning_starts=10, tau=0.01, train_freq=2, stats_window_size=7,
     action_scale=[1.0, 1.0, 1.0, 0.2, 0.2, 0.2, 1.0],
 )  # fmt: skip
+OF_POLICY = dict(
+    actor_q="min", n_critics=4, n_target_critics=2, actor_mode="direct", actor_tau=0.02, critic_precision="bfloat16"
+)
 
 
 def test_save_and_load(tmp_path):
-    model = make_model(**OTHER)
+    model = make_model(**OTHER, policy_kwargs=OF_POLICY)
     model.learn(60)
     model.save(tmp_path / "model.zip")
     model.save_replay_buffer(tmp_path / "buffer.pkl")
@@ -547,6 +559,8 @@ def test_save_and_load(tmp_path):
     for name, value in OTHER.items():
         if name not in ("train_freq", "stats_window_size"):
             assert getattr(loaded, name) == value, name
+    for name, value in OF_POLICY.items():
+        assert loaded.policy._get_constructor_parameters()[name] == value, name
     assert loaded.train_freq == model.train_freq and loaded._stats_window_size == 7
     assert loaded.policy.actor_mode == "direct" and loaded.critic.n_critics == 4
     first, second = model.get_parameters(), loaded.get_parameters()
@@ -561,7 +575,7 @@ def test_save_and_load(tmp_path):
     loaded.load_replay_buffer(tmp_path / "buffer.pkl")
     assert isinstance(loaded.replay_buffer, ChunkReplayBuffer) and loaded.replay_buffer.size() == 60
     for name in ("actions", "step_rewards", "chunk_steps", "terminated", "truncated"):
-        assert np.array_equal(getattr(model.replay_buffer.rows, name), getattr(loaded.replay_buffer.rows, name))
+        assert np.array_equal(getattr(model.replay_buffer.storage, name), getattr(loaded.replay_buffer.storage, name))
     updates = loaded._n_updates
     loaded.learn(20, reset_num_timesteps=False)
     assert loaded.num_timesteps == 80 and loaded._n_updates == updates + 30
@@ -579,8 +593,89 @@ def test_load_without_env_and_with_changed_settings(tmp_path):
         RLT.load(tmp_path / "model.zip", bc_coef=-1.0)
 
 
+def change_data(path, **changes):
+    """Rewrite the settings in a saved model; None removes one."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    data = json.loads(parts["data"]) | changes
+    parts["data"] = json.dumps({key: value for key, value in data.items() if value is not None}).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+
+
+def test_models_of_other_versions_are_refused_with_one_line(tmp_path):
+    path = tmp_path / "model.zip"
+    make_model().save(path)
+    gone = base64.b64encode(b"crlt_sb3.no_such_module\nGone\n.").decode()  # pickle of a class that has moved
+    moved = {":type:": "<class 'type'>", ":serialized:": gone}
+    change_data(path, saved_format=None, n_critics=5, actor_mode="residual", trials=moved)
+    for file in (path, str(path), str(path)[:-4]):
+        with pytest.raises(ValueError, match=r"model.* was saved by another version of rlt.*: train it again") as error:
+            RLT.load(file, device="cpu")
+        assert "\n" not in str(error.value)
+    with path.open("rb") as opened, pytest.raises(ValueError, match="was saved by another version of rlt"):
+        RLT.load(opened, device="cpu")
+    change_data(path, saved_format=10**6)
+    with pytest.raises(ValueError, match="format 1000000"):
+        RLT.load(path, device="cpu")
+    with pytest.raises(ValueError, match=r"cannot be loaded as a model of RLT .*saved by another version"):
+        load_model("rlt", path, device="cpu")
+    # of this version, and with old names of arguments
+    make_model().save(path)
+    with path.open("rb") as opened:
+        assert RLT.load(opened, device="cpu").bc_coef == 20.0
+    with pytest.raises(ValueError, match=r"RLT has no setting trial_share; there is .*gate"):
+        RLT.load(path, device="cpu", trial_share=0.5)
+    with pytest.raises(TypeError, match="trial_share"):
+        make_model(trial_share=0.5)
+
+
+def robot_of(*parts):
+    return SimpleNamespace(proprio=tuple(SimpleNamespace(**part) for part in parts))
+
+
+LIBERO_PROPRIO = (
+    dict(name="position", size=3, kind="linear", center=(0.0, 0.0, 0.7), scale=(0.15, 0.15, 0.25)),
+    dict(name="orientation", size=3, kind="axis_angle", center=(0.0,) * 3, scale=(1.0,) * 3),
+    dict(name="fingers", size=2, kind="linear", center=(0.02, -0.02), scale=(0.02, 0.02)),
+)
+
+
+def test_proprio_is_normalized_as_the_robot_says(tmp_path):
+    """Two rotations around one linear part: linear parts come first, each minus its center, over its scale."""
+    venv = make_venv(2)
+    turn = dict(name="wrist", size=3, kind="axis_angle", center=(), scale=())
+    linear = dict(name="joints", size=2, kind="linear", center=(1.0, -1.0), scale=(2.0, 4.0))
+    venv.unwrapped.env.metadata["robot"] = robot_of(turn, linear, turn)
+    model = make_model(venv=venv)
+    features = model.actor.features_extractor
+    assert features.features_dim == model.observation_space["z_rl"].shape[0] + 2 + 6 + 6
+    obs = {key: th.as_tensor(value) for key, value in random_obs(model, 5).items()}
+    p = obs["proprio"]
+    wanted = [(p[:, 3:5] - th.tensor([1.0, -1.0])) / th.tensor([2.0, 4.0])]
+    wanted += [rotation_columns(p[:, :3]), rotation_columns(p[:, 5:])]
+    assert th.allclose(features(obs)[:, -14:], th.cat(wanted, dim=1), atol=1e-6)
+    model.save(tmp_path / "model.zip")  # which needs no environment any more
+    loaded = RLT.load(tmp_path / "model.zip", device="cpu")
+    assert th.equal(loaded.actor.features_extractor(obs), features(obs))
+    own = make_model(venv=venv, policy_kwargs=dict(features_extractor_kwargs=dict(proprio_norm="none")))
+    assert th.equal(own.actor.features_extractor(obs)[:, -8:], p)
+    venv.unwrapped.env.metadata["robot"] = robot_of(turn, linear)
+    with pytest.raises(ValueError, match="parts of proprio have 5 numbers, the observation has 8"):
+        make_model(venv=venv)
+
+
+def test_the_layout_of_liberos_proprio_is_the_one_without_a_robot():
+    venv = make_venv(2)
+    venv.unwrapped.env.metadata["robot"] = robot_of(*LIBERO_PROPRIO)
+    described, plain = make_model(venv=venv), make_model()
+    obs = {key: th.as_tensor(value) for key, value in random_obs(plain, 20).items()}
+    assert th.equal(described.actor.features_extractor(obs), plain.actor.features_extractor(obs))
+
+
 def test_policy_alone_saves_and_loads(tmp_path):
-    model = make_model(n_critics=2, policy_kwargs=dict(net_arch=[8], layer_norm=False))
+    model = make_model(policy_kwargs=dict(n_critics=2, net_arch=[8], layer_norm=False))
     model.policy.save(tmp_path / "policy.pt")
     loaded = RLTPolicy.load(tmp_path / "policy.pt")
     assert loaded.layer_norm is False and loaded.net_arch == [8]
@@ -609,9 +704,19 @@ def test_callbacks_and_progress_bar(tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        dict(actor_mode="direct", n_critics=2, n_steps=1, utd=5, critic_warmup_updates=0, q_bounds=None),  # the paper's
-        dict(n_critics=1, actor_q="first", reference_dropout=0.0, policy_delay=1),
-        dict(n_target_critics=2, critic_precision="bfloat16", noise_hold=True, reference_dropout=1.0),
+        dict(  # the paper's
+            n_steps=1,
+            utd=5,
+            critic_warmup_updates=0,
+            q_bounds=None,
+            policy_kwargs=dict(actor_mode="direct", n_critics=2),
+        ),
+        dict(reference_dropout=0.0, policy_delay=1, policy_kwargs=dict(n_critics=1, actor_q="first")),
+        dict(
+            action_noise=HeldNoise(4, [0.1] * 7),
+            reference_dropout=1.0,
+            policy_kwargs=dict(n_target_critics=2, critic_precision="bfloat16"),
+        ),
         dict(learning_rate=lambda progress: 1e-3 * progress, train_freq=3, target_policy_noise=0.0),
         dict(policy_kwargs=dict(net_arch=dict(pi=[16], qf=[24, 8]), optimizer_class=th.optim.AdamW, layer_norm=False)),
         dict(policy_kwargs=dict(features_extractor_kwargs=dict(proprio_norm="none"), activation_fn=th.nn.SiLU)),
@@ -625,18 +730,27 @@ def test_options_run(options):
     assert model._n_updates > 0
 
 
+def policy(**kwargs) -> dict:
+    return dict(policy_kwargs=kwargs)
+
+
 BAD = [
-    (dict(gamma=1.1), "gamma"), (dict(tau=0.0), "tau"), (dict(actor_tau=2.0), "actor_tau"),
+    (dict(gamma=1.1), "gamma"), (dict(tau=0.0), "tau"), (policy(actor_tau=2.0), "actor_tau"),
     (dict(n_steps=0), "n_steps"), (dict(utd=0.0), "utd"),
-    (dict(utd=2.0, gradient_steps=4), "utd=None"), (dict(bc_coef=-1.0), "bc_coef"), (dict(actor_q="max"), "actor_q"),
+    (dict(bc_coef=-1.0), "bc_coef"), (policy(actor_q="max"), "actor_q"),
     (dict(reference_dropout=1.5), "reference_dropout"), (dict(exploration_std=-0.1), "exploration_std"),
     (dict(exploration_std=[0.1, 0.1]), "exploration_std"), (dict(action_scale=[1.0, 0, 1, 1, 1, 1, 1]), "action_scale"),
     (dict(q_bounds=(1.0, 0.0)), "q_bounds"),
-    (dict(n_critics=0), "n_critics"), (dict(n_target_critics=6), "n_target_critics"),
-    (dict(batch_size=0), "batch_size"), (dict(actor_mode="tanh"), "actor_mode"), (dict(policy_delay=0), "policy_delay"),
-    (dict(critic_precision="int8"), "critic_precision"), (dict(critic_warmup_updates=-1), "critic_warmup_updates"),
+    (policy(n_critics=0), "n_critics"), (policy(n_target_critics=6), "n_target_critics"),
+    (dict(batch_size=0), "batch_size"), (policy(actor_mode="tanh"), "actor_mode"),
+    (dict(policy_delay=0), "policy_delay"),
+    (policy(critic_precision="int8"), "critic_precision"), (dict(critic_warmup_updates=-1), "critic_warmup_updates"),
     (dict(target_policy_noise=-0.1), "target_policy_noise"), (dict(learning_starts=-1), "learning_starts"),
-    (dict(actor_starts=-1), "actor_starts"), (dict(policy_kwargs=dict(act_with="best")), "act_with"),
+    (policy(act_with="best"), "act_with"),
+    (policy(n_critic=3), "RLT has no setting policy_kwargs.n_critic; there is .*n_critics"),
+    (dict(replay_buffer_kwargs=dict(ratio=1)), "RLT has no setting replay_buffer_kwargs.ratio; .*offline_ratio"),
+    (dict(gate=dict(trials=3)), "RLT has no setting gate.trials; there is share, window"),
+    (dict(gate=0.5), "gate must be a dict with some of share, window, got 0.5"),
     (dict(replay_buffer_class=DictReplayBuffer), "ChunkReplayBuffer"),
     (dict(policy_kwargs=dict(features_extractor_kwargs=dict(proprio_norm="minmax"))), "proprio_norm"),
     (dict(policy_kwargs=dict(features_extractor_kwargs=dict(proprio_norm=([0.0], [1.0])))), "proprio_norm"),

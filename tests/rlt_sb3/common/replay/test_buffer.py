@@ -16,12 +16,18 @@ from stable_baselines3.common.save_util import load_from_pkl, save_to_pkl
 
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT, ChunkReplayBuffer, GymnasiumVecEnv
-from rlt_sb3.common.replay.storage import ChunkRows
+from rlt_sb3.common.replay.storage import TransitionStorage
+
+
+def with_offline(buffer, storage):
+    """Rows of another origin, without a file."""
+    buffer.set_offline(storage)
+    return buffer
 
 
 def everything(buffer: ChunkReplayBuffer):
     """Every row once."""
-    return buffer._gather(np.flatnonzero(buffer.rows.is_row(np.arange(buffer.rows.size))))
+    return buffer._gather(np.flatnonzero(buffer.storage.is_row(np.arange(buffer.storage.size))))
 
 
 @pytest.mark.parametrize("stride", [None, 1, 2, 3])
@@ -50,7 +56,7 @@ def test_wrapped_ring(stride, n_steps, size):
     buffer = make(size, 2, n_steps, stride=stride)
     for _ in range(12):
         world.feed(buffer, 5)
-        assert 1 <= buffer.size() <= buffer.rows.size
+        assert 1 <= buffer.size() <= buffer.storage.size
         kept = world.check(everything(buffer), n_steps)
         newest = sorted(kept & {start for start in world.starts() if start[0] == 0})
         all_of_env = sorted(start for start in world.starts() if start[0] == 0)
@@ -59,7 +65,7 @@ def test_wrapped_ring(stride, n_steps, size):
     assert buffer.full and buffer.rows_stored == len(world.starts())
     # slots hold rows, final observations and newest observations, nothing else
     if size >= 25:
-        assert buffer.size() >= 0.6 * buffer.rows.size
+        assert buffer.size() >= 0.6 * buffer.storage.size
 
 
 @pytest.mark.parametrize("stride", [None, 2])
@@ -156,7 +162,7 @@ def test_saving_copies_nothing(tmp_path, count):
     for step in range(count):
         obs, following = ({key: box.sample()[None] for key, box in space.spaces.items()} for _ in range(2))
         buffer.add(obs, following, ACT.sample()[None], np.ones(1), np.array([step % 9 == 8]), [{}])
-    used = min(buffer.rows.written, buffer.rows.size) * buffer.rows.bytes_per_slot
+    used = min(buffer.storage.written, buffer.storage.size) * buffer.storage.bytes_per_slot
     tracemalloc.start()
     try:
         save_to_pkl(tmp_path / "buffer.pkl", buffer)
@@ -166,8 +172,10 @@ def test_saving_copies_nothing(tmp_path, count):
     assert peak < 0.3 * used
     assert used < (tmp_path / "buffer.pkl").stat().st_size < 1.05 * used
     loaded = load_from_pkl(tmp_path / "buffer.pkl")
-    for name, array in buffer.rows._arrays().items():
-        assert np.array_equal(loaded.rows._arrays()[name], array) and loaded.rows._arrays()[name].flags.writeable, name
+    for name, array in buffer.storage._arrays().items():
+        assert (
+            np.array_equal(loaded.storage._arrays()[name], array) and loaded.storage._arrays()[name].flags.writeable
+        ), name
 
 
 def test_saving_waits_for_other_threads(tmp_path):
@@ -185,7 +193,7 @@ def test_half_precision_tokens():
     single, half = make(500), make(500, z_rl_dtype="float16")
     for buffer in (single, half):
         World(longest=200).feed(buffer, 100)
-    assert half.rows.bytes_per_slot == single.rows.bytes_per_slot - 2 * 3
+    assert half.storage.bytes_per_slot == single.storage.bytes_per_slot - 2 * 3
     one, two = everything(single), everything(half)
     assert two.observations["z_rl"].dtype == th.float32
     np.testing.assert_allclose(one.next_observations["z_rl"], two.next_observations["z_rl"], rtol=1e-3)
@@ -200,8 +208,8 @@ def test_memory_is_what_the_formula_says():
     space = spaces.Dict(OBS.spaces | {"z_rl": spaces.Box(-np.inf, np.inf, (2048,), np.float32)})
     buffer = ChunkReplayBuffer(1000, space, ACT, device="cpu", z_rl_dtype="float16")
     observation_bytes, chunk_bytes = 2048 * 2 + 3 * 4 + C * D * 4, C * D * 4 + C * 4
-    assert buffer.rows.bytes_per_slot <= 1.02 * (observation_bytes + chunk_bytes)
-    arrays = sum(value.nbytes for value in buffer.rows._arrays().values())
+    assert buffer.storage.bytes_per_slot <= 1.02 * (observation_bytes + chunk_bytes)
+    arrays = sum(value.nbytes for value in buffer.storage._arrays().values())
     assert arrays <= 1.1 * 1000 * (observation_bytes + chunk_bytes)
 
 
@@ -216,7 +224,7 @@ def test_tasks_in_a_batch(stratified):
         info = {"step_rewards": np.zeros(C), "chunk_steps": C, "task_id": 0}
         infos = [info, {"worker_restarted": True}]
         buffer.add(stack([key, key]), stack([key, key]), np.zeros((2, C, D)), np.zeros(2), np.ones(2, bool), infos)
-    assert buffer.rows.counts == {0: 900, 10: 100}
+    assert buffer.storage.counts == {0: 900, 10: 100}
     shares = [(buffer.sample(101).task_ids == 10).sum().item() for _ in range(30)]
     if stratified:
         assert set(shares) == {50, 51}
@@ -228,8 +236,8 @@ def test_tasks_in_a_batch(stratified):
 def test_rows_are_drawn_evenly_also_after_the_ring_has_wrapped():
     buffer = make(50, 2, stride=2)
     World(2, stride=2, longest=9).feed(buffer, 200)
-    rows = np.flatnonzero(buffer.rows.is_row(np.arange(buffer.rows.size)))
-    drawn = np.bincount(buffer._draw(buffer.rows, 200_000), minlength=buffer.rows.size)
+    rows = np.flatnonzero(buffer.storage.is_row(np.arange(buffer.storage.size)))
+    drawn = np.bincount(buffer._draw(buffer.storage, 200_000), minlength=buffer.storage.size)
     assert set(np.flatnonzero(drawn)) == set(rows)
     assert abs(drawn[rows] / 200_000 * len(rows) - 1.0).max() < 0.1
 
@@ -238,7 +246,7 @@ def test_batches_at_once():
     world = World(2, stride=2)
     offline = make(400, 1)
     World(1, seed=9).feed(offline, 50)
-    buffer = make(400, 2, 2, stride=2, offline=offline.rows, offline_ratio=0.25)
+    buffer = with_offline(make(400, 2, 2, stride=2, offline_data="x", offline_ratio=0.25), offline.storage)
     world.feed(buffer, 40)
     batches = buffer.sample_batches(3, 32)
     assert len(batches) == 3 and all(batch.rewards.shape == (32, 1) for batch in batches)
@@ -260,7 +268,7 @@ def test_composition_of_a_mixed_batch(ratio, share):
     demos.at = [(700, 0)]
     demos.length[0, 700], demos.known[0, 700] = 9, 0
     demos.feed(offline, 50)
-    buffer = make(400, 1, offline=offline.rows, offline_ratio=ratio)
+    buffer = with_offline(make(400, 1, offline_data="x", offline_ratio=ratio), offline.storage)
     if ratio < 1.0:
         with pytest.raises(ValueError, match="empty"):
             buffer.sample(4)
@@ -271,21 +279,21 @@ def test_composition_of_a_mixed_batch(ratio, share):
 
 
 def test_mixing_needs_rows_that_fit():
-    with pytest.raises(ValueError, match="no offline rows"):
+    with pytest.raises(ValueError, match="offline_data must be a file, since offline_ratio is not 0"):
         make(offline_ratio=0.5)
     with pytest.raises(ValueError, match="no offline rows"):
-        make(offline=ChunkRows(10, OBS, C, D), offline_ratio=0.5)
+        make(offline_data="x", offline_ratio=0.5).set_offline(TransitionStorage(10, OBS, C, D))
     with pytest.raises(ValueError, match="offline_ratio"):
         make(offline_ratio=1.5)
     with pytest.raises(ValueError, match="another chunk length"):
-        make(offline=ChunkRows(10, OBS, C + 1, D))
+        make(intervention_rows=4, offline_ratio=0.5).set_offline(TransitionStorage(10, OBS, C + 1, D))
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("stride", [None, 2])
 def test_interventions(overwrite, stride):
     """C63: control steps 1 and 2 of the second chunk are a human's: flags, stored actions and BC targets follow."""
-    buffer = make(stride=stride, overwrite_reference=overwrite)
+    buffer = make(stride=stride, intervention_ref="replace" if overwrite else "target")
     world = World(1, stride=stride)
     human = np.full((C, D), 0.123, np.float32)
     taken = [np.zeros(C, bool), np.array([False, True, True, False]), np.zeros(C, bool)]
@@ -389,7 +397,7 @@ def test_infos_that_do_not_fit(rewards, steps):
     info = [{"step_rewards": np.zeros(C), "chunk_steps": C, "intervention": np.zeros(C + 1)}]
     with pytest.raises(ValueError, match="intervention"):
         buffer.add(obs, obs, np.zeros((1, C, D)), np.zeros(1), np.zeros(1, dtype=bool), info)
-    assert buffer.rows.written == 0
+    assert buffer.storage.written == 0
 
 
 def test_stride_needs_inner_observations():

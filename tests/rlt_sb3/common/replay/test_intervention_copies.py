@@ -8,8 +8,8 @@ import torch as th
 from buffer_world import OBS, C, D, World, make
 from intervention_runs import learn
 
-from rlt_sb3.common.replay.offline import attach_offline, load_transitions, save_transitions
-from rlt_sb3.common.replay.storage import ChunkRows
+from rlt_sb3.common.replay.offline import load_transitions, save_transitions
+from rlt_sb3.common.replay.storage import TransitionStorage
 
 CPU = th.device("cpu")
 
@@ -17,21 +17,21 @@ CPU = th.device("cpu")
 class Taken(World):
     """Someone chooses some of the control steps."""
 
-    def human(self, env: int, episode: int, step: int) -> bool:
+    def taken(self, env: int, episode: int, step: int) -> bool:
         return (env + 3 * episode + step // 5) % 3 == 0
 
     def info(self, env, episode, step, steps):
         info = super().info(env, episode, step, steps)
-        flags = np.array([self.human(env, episode, step + j) for j in range(C)])
+        flags = np.array([self.taken(env, episode, step + j) for j in range(C)])
         own = np.stack([self.action(env, episode, step + j) for j in range(C)])
         executed = np.where(flags[:, None], -own, own).astype(np.float32)
         return info | {"intervention": flags, "executed_actions": executed}
 
 
-def contents(rows: ChunkRows, n_steps: int, overwrite: bool, only_human: bool) -> dict[tuple, list]:
+def contents(rows: TransitionStorage, n_steps: int, overwrite: bool, only_taken: bool) -> dict[tuple, list]:
     """What a sample of each row would be, by the row's place (env, episode, control step)."""
     slots = np.flatnonzero(rows.is_row(np.arange(rows.size)))
-    if only_human:
+    if only_taken:
         slots = slots[rows.intervention[slots].any(axis=1)]
     batch = rows.gather(slots, n_steps, 0.9, CPU, overwrite)
     out = {}
@@ -50,11 +50,14 @@ def same_rows(a: dict, b: dict) -> bool:
 @pytest.mark.parametrize("stride", [None, 1, 2, 3])
 def test_copies_are_the_rows_of_the_replay_buffer(stride, overwrite):
     world = Taken(2, seed=1, stride=stride)
-    buffer = make(2000, 2, stride=stride, overwrite_reference=overwrite, keep_interventions=True)
-    attach_offline(buffer, None, 0.5, room=2000)
+    buffer = make(
+        2000, 2, stride=stride, intervention_ref="replace" if overwrite else "target", intervention_rows=2000,
+        offline_ratio=0.5,
+    )  # fmt: skip
+    buffer.read_offline()
     world.feed(buffer, 60, broken=0.1)
-    online = contents(buffer.rows, 1, overwrite, only_human=True)
-    copied = contents(buffer.offline, 1, False, only_human=False)
+    online = contents(buffer.storage, 1, overwrite, only_taken=True)
+    copied = contents(buffer.offline, 1, False, only_taken=False)
     assert 30 < len(online) < buffer.size()
     assert same_rows(online, copied)
     assert {bool(row[-1]) for row in copied.values()} == {True, False}  # marks of successes came along
@@ -63,11 +66,11 @@ def test_copies_are_the_rows_of_the_replay_buffer(stride, overwrite):
 @pytest.mark.parametrize("stride", [None, 2])
 def test_returns_run_through_copies_that_follow_each_other(stride):
     world = Taken(1, seed=2, stride=stride, longest=40)
-    buffer = make(2000, 1, stride=stride, keep_interventions=True)
-    attach_offline(buffer, None, 0.5, room=2000)
-    world.human = lambda env, episode, step: True
+    buffer = make(2000, 1, stride=stride, intervention_rows=2000, offline_ratio=0.5, intervention_ref="target")
+    buffer.read_offline()
+    world.taken = lambda env, episode, step: True
     world.feed(buffer, 50)
-    assert same_rows(contents(buffer.rows, 3, False, True), contents(buffer.offline, 3, False, False))
+    assert same_rows(contents(buffer.storage, 3, False, True), contents(buffer.offline, 3, False, False))
 
 
 @pytest.mark.parametrize("room", [2, 3, 7, 40])
@@ -76,9 +79,10 @@ def test_a_full_ring_of_copies_stays_right_and_the_file_stays_whole(tmp_path, ro
     earlier = Taken(1, seed=5)
     source = make(100, 1)
     earlier.feed(source, 10)
-    save_transitions(tmp_path / "rows.safetensors", source.rows)
-    buffer = make(30, 2, stride=2, keep_interventions=True)
-    attach_offline(buffer, str(tmp_path / "rows.safetensors"), 0.5, room)
+    save_transitions(tmp_path / "rows.safetensors", source.storage)
+    rows = {"offline_data": str(tmp_path / "rows.safetensors"), "offline_ratio": 0.5, "intervention_rows": room}
+    buffer = make(30, 2, stride=2, intervention_ref="target", **rows)
+    buffer.read_offline()
     alone = load_transitions(tmp_path / "rows.safetensors", OBS)
     # rows of the file have the same names (env, episode, step): tell them apart by their slots
     in_file = np.flatnonzero(alone.is_row(np.arange(alone.size)))
@@ -92,7 +96,7 @@ def test_a_full_ring_of_copies_stays_right_and_the_file_stays_whole(tmp_path, ro
         assert np.array_equal(slots[slots < rows.kept], in_file)
         kept, loaded = (r.gather(in_file, 1, 0.9, CPU) for r in (rows, alone))
         assert all(th.equal(x, y) for x, y in zip(kept[1:2] + kept[3:], loaded[1:2] + loaded[3:], strict=True))
-        truth = contents(whole.rows, 1, False, True)
+        truth = contents(whole.storage, 1, False, True)
         batch = rows.gather(slots[slots >= rows.kept], 1, 0.9, CPU)
         names = [tuple(key) for key in batch.observations["proprio"].tolist()]
         assert names and len(names) <= room // 2 + (room > 2) * room
@@ -104,12 +108,12 @@ def test_a_full_ring_of_copies_stays_right_and_the_file_stays_whole(tmp_path, ro
 
 def test_batches_and_files():
     world = Taken(1, seed=3)
-    buffer = make(500, 1, keep_interventions=True)
-    attach_offline(buffer, None, 0.25, room=100)
-    world.human = lambda env, episode, step: False
+    buffer = make(500, 1, intervention_rows=100, offline_ratio=0.25, intervention_ref="target")
+    buffer.read_offline()
+    world.taken = lambda env, episode, step: False
     world.feed(buffer, 5)
     assert len(buffer.sample(32).rewards) == 32  # nobody has taken over yet: all rows are the buffer's own
-    world.human = lambda env, episode, step: True
+    world.taken = lambda env, episode, step: True
     world.feed(buffer, 3)
     copies = set(contents(buffer.offline, 1, False, False))
     assert 1 <= len(copies) <= 3
@@ -121,7 +125,7 @@ def test_batches_and_files():
     assert again.offline_ratio == 0.25 and same_rows(
         contents(again.offline, 1, False, False), contents(buffer.offline, 1, False, False)
     )
-    attach_offline(again, None, 0.25, room=100)  # what learn() does at a resumption: nothing is lost
+    again.read_offline()  # what learn() does at a resumption: nothing is lost
     world.feed(again, 4)
     assert len(contents(again.offline, 1, False, False)) > len(copies)
 
@@ -130,12 +134,12 @@ def test_training_fills_both():
     def someone(simulator, proposed, step):
         return np.full(7, 0.2) if step % 8 in (2, 3) else None
 
-    settings = {"intervention_rows": 200, "offline_ratio": 0.25, "batch_size": 16}
+    settings = {"replay_buffer_kwargs": {"intervention_rows": 200, "offline_ratio": 0.25}, "batch_size": 16}
     model, steps = learn(60, intervention=someone, rlt=settings)
     buffer = model.replay_buffer
     flagged = sum(bool(info["intervention"][: info["chunk_steps"]].any()) for *_, infos in steps for info in infos)
     assert flagged == buffer.offline.count and buffer.size() == 60 and 10 < flagged < 50
-    assert same_rows(contents(buffer.rows, 1, True, True), contents(buffer.offline, 1, False, False))
+    assert same_rows(contents(buffer.storage, 1, True, True), contents(buffer.offline, 1, False, False))
     batch = buffer.sample(16)
     human = (batch.bc_target.view(16, C, 7) == 0.2).all(dim=2).any(dim=1)
     assert human[12:].all() and not human[:12].all()
@@ -143,8 +147,8 @@ def test_training_fills_both():
 
 def test_errors():
     with pytest.raises(ValueError, match="two or more free slots"):
-        make(keep_interventions=True, offline=ChunkRows(1, OBS, C, D))
+        make(intervention_rows=2, offline_ratio=0.5).set_offline(TransitionStorage(1, OBS, C, D))
     with pytest.raises(ValueError, match="offline_ratio must be > 0, since intervention_rows"):
-        learn(rlt={"intervention_rows": 10})
+        learn(rlt={"replay_buffer_kwargs": {"intervention_rows": 10}})
     with pytest.raises(ValueError, match="intervention_rows must be 0, or an integer >= 2"):
-        learn(rlt={"intervention_rows": 1, "offline_ratio": 0.5})
+        learn(rlt={"replay_buffer_kwargs": {"intervention_rows": 1, "offline_ratio": 0.5}})

@@ -69,7 +69,9 @@ def test_training_with_demonstrations(tmp_path):
     venv = GymnasiumVecEnv(FakeRLTokenVectorEnv(2, chunk_length=C, token_dim=WIDTH))
     settings = dict(learning_starts=10, critic_warmup_updates=2, batch_size=16, device="cpu", utd=0.2)
     path = str(encode(tmp_path))
-    model = RLT("MultiInputPolicy", venv, offline_data=path, offline_ratio=0.25, **settings)
+    model = RLT(
+        "MultiInputPolicy", venv, replay_buffer_kwargs={"offline_data": path, "offline_ratio": 0.25}, **settings
+    )
     model.learn(30)
     assert (model.replay_buffer.sample(16).task_ids == 5).sum() == 4
     model.save(tmp_path / "model.zip")
@@ -79,8 +81,9 @@ def test_training_with_demonstrations(tmp_path):
     loaded.learn(4, reset_num_timesteps=False)
     assert (loaded.replay_buffer.sample(16).task_ids == 5).sum() == 4
     with pytest.raises(ValueError, match="offline_data"):
-        RLT("MultiInputPolicy", venv, offline_ratio=0.25, **settings)
-    missing = RLT("MultiInputPolicy", venv, offline_data=str(tmp_path / "no"), offline_ratio=0.5, **settings)
+        RLT("MultiInputPolicy", venv, replay_buffer_kwargs={"offline_ratio": 0.25}, **settings)
+    nowhere = {"offline_data": str(tmp_path / "no"), "offline_ratio": 0.5}
+    missing = RLT("MultiInputPolicy", venv, replay_buffer_kwargs=nowhere, **settings)
     with pytest.raises(ValueError, match="encode-demos"):
         missing.learn(1)
 
@@ -89,7 +92,7 @@ def test_rows_of_an_earlier_run(tmp_path):
     venv = GymnasiumVecEnv(FakeRLTokenVectorEnv(2, chunk_length=C, token_dim=WIDTH, obs_stride=2))
     model = RLT("MultiInputPolicy", venv, learning_starts=1000, device="cpu", buffer_size=90)
     model.learn(120)
-    rows = model.replay_buffer.rows
+    rows = model.replay_buffer.storage
     save_transitions(tmp_path / "run" / "rows.safetensors", rows, {"run": "demo"})
     loaded = load_transitions(tmp_path / "run" / "rows.safetensors", space())
     slots = np.flatnonzero(rows.is_row(np.arange(rows.size)))
@@ -120,18 +123,19 @@ def test_files_that_do_not_fit(tmp_path):
 
 def test_files_made_with_other_weights(tmp_path):
     """Demonstrations and rows of a run name what they were made with; training refuses them on anything else."""
-    settings = dict(learning_starts=10, device="cpu", offline_ratio=0.5)
+    settings = dict(learning_starts=10, device="cpu")
 
     def model_with(file, fingerprint):
         env = FakeRLTokenVectorEnv(2, chunk_length=C, token_dim=WIDTH)
         env.metadata["fingerprint"] = fingerprint
-        return RLT("MultiInputPolicy", VecMonitor(GymnasiumVecEnv(env)), offline_data=str(file), **settings)
+        offline = {"offline_data": str(file), "offline_ratio": 0.5}
+        return RLT("MultiInputPolicy", VecMonitor(GymnasiumVecEnv(env)), replay_buffer_kwargs=offline, **settings)
 
     token = ReadingEncoder()
     present = frozen_fingerprint(CountingVLA(), token)
     demos, rows = encode(tmp_path, token), tmp_path / "rows.safetensors"
     model = model_with(demos, present).learn(8)
-    save_transitions(rows, model.replay_buffer.rows, {"run": "demo"}, model.get_env())
+    save_transitions(rows, model.replay_buffer.storage, {"run": "demo"}, model.get_env())
     with safe_open(rows, framework="numpy") as file:
         assert json.loads(file.metadata()["provenance"]) == {"run": "demo", "fingerprint": present}
     for path in (demos, rows):
@@ -139,7 +143,7 @@ def test_files_made_with_other_weights(tmp_path):
         with pytest.raises(ValueError, match=rf"{path.name} was made with other .*: vla f{{12}}\.\.\. \(here: 0{{12}}"):
             model_with(path, present | {"vla": "0" * 64}).learn(2)
         model_with(path, None).learn(2)
-    save_transitions(rows, model.replay_buffer.rows)
+    save_transitions(rows, model.replay_buffer.storage)
     model_with(rows, {"vla": "0" * 64}).learn(2)  # nobody knows what these rows were made with
 
 

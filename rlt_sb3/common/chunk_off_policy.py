@@ -1,0 +1,259 @@
+"""What off-policy algorithms on action chunks share: counting, updates per row, the deployment gate, files."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import pathlib
+import zipfile
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.save_util import open_path
+from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, TrainFreq
+from stable_baselines3.common.vec_env import VecEnv
+
+from rlt_sb3.common.chunk_outcome import ChunkOutcome, mean_over_chunks, outcomes_of
+from rlt_sb3.common.policy_gate import PolicyGate
+from rlt_sb3.common.value_bias import ValueBias
+
+if TYPE_CHECKING:
+    from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
+
+#: Raised when what a saved model holds changes; load() refuses other numbers.
+SAVED_FORMAT = 2
+#: Arguments of constructors that are no settings.
+RESERVED = ("self", "observation_space", "action_space", "lr_schedule", "device", "n_envs", "gated")
+
+SelfAlgorithm = TypeVar("SelfAlgorithm", bound="ChunkOffPolicyAlgorithm")
+
+
+class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
+    """
+    An off-policy algorithm whose environment step is one action chunk and whose discounts are per control step.
+
+    Goes before one of Stable-Baselines3's algorithms in the list of bases, ``class RLT(ChunkOffPolicyAlgorithm, TD3)``.
+    The algorithm calls :meth:`_begin_counting` in its constructor, makes its replay buffer a ``ChunkReplayBuffer``,
+    asks :attr:`gate` which actor collects (:meth:`_sample_action`), and has a critic with ``q_values``.
+    """
+
+    replay_buffer: ChunkReplayBuffer | None
+    critic: Any
+    policy: Any
+    utd: float
+    critic_warmup_updates: int
+
+    def _begin_counting(self, gate: dict[str, Any] | None, span: float) -> None:
+        """
+        :param gate: arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, or None
+        :param span: width of the range that returns can take
+        """
+        check_names(gate, PolicyGate, type(self).__name__, "gate")
+        self.gate = None if gate is None else PolicyGate(**gate)
+        self.policy_kwargs["gated"] = gate is not None
+        self.saved_format = SAVED_FORMAT
+        self._update_credit = 0.0  # critic updates owed to rows already stored
+        self._value_bias = ValueBias(getattr(self, "n_envs", 1), self.gamma, span, self._stats_window_size)
+
+    def _buffer_settings(self) -> dict[str, Any]:
+        """:return: arguments of the replay buffer; its stride is the one at which the environment observes in chunks"""
+        try:
+            stride = None if self.env is None else self.env.get_attr("obs_stride")[0]
+        except AttributeError:
+            stride = None
+        return {"n_steps": self.n_steps, "gamma": self.gamma, "stride": stride}
+
+    @property
+    def num_control_steps(self) -> int:
+        """Control steps executed so far (``num_timesteps`` counts chunks)."""
+        return self._value_bias.control_steps
+
+    @property
+    def _warming_up(self) -> bool:
+        """Whether only the critics follow their targets yet."""
+        return self._n_updates <= self.critic_warmup_updates
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        if reset_num_timesteps:
+            self._value_bias.control_steps = 0
+        self.end_trajectories()
+        if self.replay_buffer is not None:
+            self.replay_buffer.read_offline(self.env)
+        return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+
+    def end_trajectories(self) -> None:
+        """
+        Say that the environments are about to be reset from outside: no return may run across.
+
+        Call it before such a reset in the middle of training; :meth:`learn` does it by itself when it starts.
+        """
+        if self.replay_buffer is not None:
+            self.replay_buffer.end_trajectories()
+        self._value_bias.restart(self.n_envs)
+        if self.gate is not None:
+            self.gate.restart(self.n_envs)
+
+    def collect_rollouts(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        train_freq: TrainFreq,
+        replay_buffer: ReplayBuffer,
+        action_noise: ActionNoise | None = None,
+        learning_starts: int = 0,
+        log_interval: int | None = None,
+    ) -> RolloutReturn:
+        """
+        Collect rows, then say how many updates are due for them (see ``utd``).
+
+        :return: SB3's result; its ``episode_timesteps`` is the number of updates due, which is what ``learn`` uses it
+            for when ``gradient_steps`` is -1
+        """
+        rollout = super().collect_rollouts(
+            env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
+        )
+        if not rollout.continue_training or self.num_timesteps <= self.learning_starts:
+            return rollout
+        due = int(self._update_credit + 1e-9)
+        self._update_credit -= due
+        due += max(self.critic_warmup_updates - self._n_updates, 0)
+        return rollout._replace(episode_timesteps=due)
+
+    def _store_transition(
+        self,
+        replay_buffer: ReplayBuffer,
+        buffer_action: np.ndarray,
+        new_obs: np.ndarray | dict[str, np.ndarray],
+        reward: np.ndarray,
+        dones: np.ndarray,
+        infos: list[dict[str, Any]],
+    ) -> None:
+        outcomes = outcomes_of(infos, buffer_action, reward)
+        trained = 0 < self._n_updates >= self.critic_warmup_updates
+        self._value_bias.step(outcomes, dones, (lambda: self._promised_q(outcomes)) if trained else None)
+        if self.gate is not None:
+            self.gate.step(self.policy, outcomes, dones, ready=not self._warming_up)
+        for name, value in mean_over_chunks(outcomes).items():
+            self.logger.record_mean(f"rollout/{name}", value)
+        stored = replay_buffer.rows_stored  # type: ignore[attr-defined]
+        super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
+        if self.num_timesteps > self.learning_starts:
+            self._update_credit += self.utd * (replay_buffer.rows_stored - stored)  # type: ignore[attr-defined]
+
+    def _promised_q(self, outcomes: list[ChunkOutcome]) -> np.ndarray:
+        with th.no_grad():
+            obs, _ = self.policy.obs_to_tensor(self._last_obs)
+            actions = th.as_tensor(np.stack([outcome.executed for outcome in outcomes]), device=self.device).flatten(1)
+            return self.critic.q_values(obs, actions).mean(0).cpu().numpy()
+
+    def dump_logs(self) -> None:
+        """Write log data."""
+        self.logger.record("time/control_steps", self.num_control_steps)
+        if self._value_bias.gap is not None:
+            self.logger.record("train/q_gap", self._value_bias.gap)
+        if self.gate is not None and self.gate.recent:
+            self.logger.record("rollout/trial_success_rate", float(np.mean(self.gate.recent)))
+            self.logger.record("rollout/candidates", self.gate.candidates)
+            self.logger.record("rollout/approvals", self.gate.approvals)
+        super().dump_logs()
+
+    # ---------------------------------------------------------------- files
+
+    @classmethod
+    def load(
+        cls: type[SelfAlgorithm], path: str | pathlib.Path | io.BufferedIOBase, *args: Any, **kwargs: Any
+    ) -> SelfAlgorithm:
+        """
+        Load a model, see Stable-Baselines3.
+
+        :param path: file
+        :param args: of Stable-Baselines3's ``load``
+        :param kwargs: of Stable-Baselines3's ``load``, and settings of the algorithm to change
+        :return: the model
+        :raises ValueError: if another version of rlt has saved it, or for settings that do not exist or cannot change
+        """
+        if "gate" in kwargs:
+            raise ValueError("gate cannot be changed by load(): the networks were made with or without one.")
+        of_load = inspect.signature(OffPolicyAlgorithm.load).parameters
+        check_names({name: value for name, value in kwargs.items() if name not in of_load}, cls, cls.__name__)
+        check_saved_format(path)
+        return super().load(path, *args, **kwargs)
+
+    def save_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
+        """:param path: file; no thread adds or samples before all is written"""
+        with self.replay_buffer._lock:  # type: ignore[union-attr]
+            super().save_replay_buffer(path)
+
+    def load_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
+        """
+        Load a saved replay buffer. It goes on with the model's ``gamma``, ``n_steps`` and offline rows.
+
+        :param path: file
+        :param truncate_last_traj: not used
+        :raises ValueError: if it was filled with another number of environments
+        """
+        made = self.replay_buffer
+        super().load_replay_buffer(path, truncate_last_traj)
+        buffer = self.replay_buffer
+        assert made is not None and buffer is not None
+        if buffer.n_envs != self.n_envs:
+            raise ValueError(
+                f"The replay buffer was filled with {buffer.n_envs} environments, the model has {self.n_envs}."
+            )
+        buffer.take_settings_from(made)
+        buffer.end_trajectories()
+
+
+def check_names(given: Mapping[str, Any] | None, owner: type, algorithm: str, setting: str = "") -> None:
+    """
+    :param given: keyword arguments
+    :param owner: the class that takes them
+    :param algorithm: name for the message
+    :param setting: the algorithm's setting that they belong to, for the message; "" for its own
+    :raises ValueError: for names that the class does not have; lists those that it has
+    """
+    parameters = inspect.signature(owner.__init__).parameters  # type: ignore[misc]
+    known = [name for name in parameters if name not in RESERVED]
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(f"{setting} must be a dict with some of {', '.join(known)}, got {given!r}.")
+    unknown = sorted(set(given or {}) - set(parameters))
+    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        missing = ", ".join(f"{setting}.{name}" if setting else name for name in unknown)
+        raise ValueError(f"{algorithm} has no setting {missing}; there is {', '.join(known)}.")
+
+
+def check_saved_format(path: str | pathlib.Path | io.BufferedIOBase) -> None:
+    """
+    :param path: a saved model
+    :raises ValueError: if it was saved by another version of rlt (or by another algorithm)
+    """
+    file = open_path(path, "r", verbose=0, suffix="zip")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            found = json.loads(archive.read("data")).get("saved_format")
+    except (zipfile.BadZipFile, KeyError):
+        return  # no model at all: Stable-Baselines3 says so
+    finally:
+        if file is path:
+            file.seek(0)
+        else:
+            file.close()
+    if found != SAVED_FORMAT:
+        raise ValueError(
+            f"{path} was saved by another version of rlt, or by another algorithm (format {found}, this version reads "
+            f"{SAVED_FORMAT}): train it again, or use the version that saved it."
+        )

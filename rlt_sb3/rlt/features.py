@@ -1,0 +1,174 @@
+"""What the networks of RLT see of an observation: the normalized RL token and the normalized proprio."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from torch import nn
+
+TensorDict = dict[str, th.Tensor]
+#: One entry per part of ``proprio``, plain data: ``kind`` ("linear" or "axis_angle"), ``size``, ``center``, ``scale``.
+ProprioLayout = Sequence[Mapping[str, Any]]
+
+KINDS = ("linear", "axis_angle")
+
+
+def proprio_layout(robot: Any) -> list[dict[str, Any]]:
+    """
+    What RLTFeatures needs of a robot, as plain data that a saved model can keep.
+
+    :param robot: the environment's ``metadata["robot"]``; ``proprio`` is read, parts with ``kind``, ``size``,
+        ``center`` and ``scale``
+    :return: the layout
+    """
+    return [
+        {
+            "kind": str(part.kind),
+            "size": int(part.size),
+            "center": [float(number) for number in part.center],
+            "scale": [float(number) for number in part.scale],
+        }
+        for part in robot.proprio
+    ]
+
+
+def layout_without_robot(size: int) -> ProprioLayout:
+    """
+    The layout of ``proprio_norm="auto"`` where the environment describes no robot.
+
+    :param size: numbers in ``proprio``
+    :return: the layout
+    """
+    # FALLBACK, to be removed once every environment has metadata["robot"]: eight numbers are taken for LIBERO's, metres
+    # in the world frame, end effector over a table (z 0.9-1.4) or over the floor (z 0-0.5), axis-angle, finger joints
+    # 0..0.04 and -0.04..0 metres
+    if size == 8:
+        return [
+            {"kind": "linear", "size": 3, "center": [0.0, 0.0, 0.7], "scale": [0.15, 0.15, 0.25]},
+            {"kind": "axis_angle", "size": 3, "center": [], "scale": []},
+            {"kind": "linear", "size": 2, "center": [0.02, -0.02], "scale": [0.02, 0.02]},
+        ]
+    return [{"kind": "linear", "size": size, "center": [0.0] * size, "scale": [1.0] * size}]
+
+
+class RLTFeatures(BaseFeaturesExtractor):
+    """
+    Normalized ``z_rl`` and ``proprio``, concatenated; ``vla_ref`` is left to the actor.
+
+    ``z_rl`` goes through a LayerNorm, without weights of its own: the first layer of every network after it can do
+    their work, and without parameters here a batch's features are the same for all networks. ``proprio`` is scaled by
+    constants, so that there are no running statistics to save or to get wrong: linear parts become
+    ``(p - center) / scale``, and an axis-angle vector becomes the first two columns of its rotation matrix (a gripper
+    that points down is turned by about pi, where axis-angle flips its sign from one step to the next and the matrix
+    does not). The linear parts come first.
+
+    :param observation_space: Dict with ``z_rl`` (D,) and ``proprio`` (P,)
+    :param token_input: False leaves ``z_rl`` out (ablation: proprio only)
+    :param proprio_norm: "auto" (RLT puts in the layout that the environment's robot describes), "none", a layout (one
+        dict with ``kind``, ``size``, ``center`` and ``scale`` per part, see :func:`proprio_layout`), or (center,
+        scale), P numbers each in any shape: (P,) or (P, 1, 1)
+    :raises ValueError: for any other ``proprio_norm``, or one that does not fit P
+    """
+
+    center: th.Tensor
+    inverse_scale: th.Tensor
+
+    def __init__(
+        self,
+        observation_space: spaces.Dict,
+        proprio_norm: str | tuple[Sequence[float], Sequence[float]] | ProprioLayout = "auto",
+        token_input: bool = True,
+    ):
+        token_dim = int(observation_space["z_rl"].shape[0])  # type: ignore[index]
+        size = int(observation_space["proprio"].shape[0])  # type: ignore[index]
+        layout = _layout(proprio_norm, size)
+        ends = [sum(part["size"] for part in layout[: number + 1]) for number in range(len(layout))]
+        slices = [(part["kind"], slice(end - part["size"], end)) for part, end in zip(layout, ends, strict=True)]
+        linear = [where for kind, where in slices if kind == "linear"]
+        rotations = [where for kind, where in slices if kind == "axis_angle"]
+        numbers = sum(where.stop - where.start for where in linear) + 6 * len(rotations)
+        super().__init__(observation_space, token_dim * token_input + numbers)
+        self.linear, self.rotations, self.token_input = linear, rotations, token_input
+        self.token_norm = nn.LayerNorm(token_dim, elementwise_affine=False)
+        of_linear = [part for part in layout if part["kind"] == "linear"]
+        center, scale = (
+            th.as_tensor([number for part in of_linear for number in part[name]], dtype=th.float32)
+            for name in ("center", "scale")
+        )
+        # constants, rebuilt by the constructor: not part of the state dict
+        self.register_buffer("center", center, persistent=False)
+        self.register_buffer("inverse_scale", 1.0 / scale, persistent=False)
+
+    def forward(self, observations: TensorDict) -> th.Tensor:
+        """
+        :param observations: ``z_rl`` (B, D), ``proprio`` (B, P); or ``features``, what was returned for them before
+        :return: features (B, features_dim)
+        """
+        if "features" in observations:
+            return observations["features"]
+        parts = [self.token_norm(observations["z_rl"].float())] if self.token_input else []
+        proprio = observations["proprio"].float()
+        if self.linear:
+            linear = th.cat([proprio[:, where] for where in self.linear], dim=1)
+            parts.append((linear - self.center) * self.inverse_scale)
+        return th.cat([*parts, *(rotation_columns(proprio[:, where]) for where in self.rotations)], dim=1)
+
+
+def _layout(proprio_norm: Any, size: int) -> ProprioLayout:
+    """What ``proprio_norm`` means for ``size`` numbers, checked."""
+    if isinstance(proprio_norm, str) and proprio_norm == "auto":
+        return layout_without_robot(size)
+    if isinstance(proprio_norm, str) and proprio_norm == "none":
+        return [{"kind": "linear", "size": size, "center": [0.0] * size, "scale": [1.0] * size}]
+    if isinstance(proprio_norm, str):
+        raise ValueError(f"proprio_norm must be 'auto', 'none', (center, scale) or a layout, got {proprio_norm!r}.")
+    layout = proprio_norm
+    if not all(isinstance(part, Mapping) for part in layout):
+        # flat: (P, 1) would spread over the batch
+        center, scale = (th.as_tensor(numbers, dtype=th.float32).flatten().tolist() for numbers in proprio_norm)
+        if not len(center) == len(scale) == size or not _usable(center, scale):
+            raise ValueError(f"proprio_norm needs {size} finite centers and {size} scales > 0, got {proprio_norm!r}.")
+        return [{"kind": "linear", "size": size, "center": center, "scale": scale}]
+    for part in layout:
+        axis_angle = part["kind"] == "axis_angle" and part["size"] == 3
+        linear = part["kind"] == "linear" and len(part["center"]) == len(part["scale"]) == part["size"]
+        if not axis_angle and not (linear and _usable(part["center"], part["scale"])):
+            raise ValueError(
+                f"A part of proprio must be axis_angle of 3 numbers, or linear with as many finite centers and scales "
+                f"> 0 as numbers, got {part!r}."
+            )
+    total = sum(part["size"] for part in layout)
+    if total != size:
+        raise ValueError(f"The parts of proprio have {total} numbers, the observation has {size}: {layout!r}.")
+    return layout
+
+
+def _usable(center: Sequence[float], scale: Sequence[float]) -> bool:
+    return bool(th.tensor(center).isfinite().all() and (th.tensor(scale) > 0).all())
+
+
+def rotation_columns(axis_angle: th.Tensor) -> th.Tensor:
+    """
+    First two columns of the rotation matrix (Rodrigues' formula).
+
+    :param axis_angle: (B, 3) rad
+    :return: (B, 6)
+    """
+    angle = axis_angle.norm(dim=1, keepdim=True)
+    axis = axis_angle / angle.clamp_min(1e-8)
+    x, y, z = axis.unbind(1)
+    cos, sin = angle.squeeze(1).cos(), angle.squeeze(1).sin()
+    rest = 1.0 - cos
+    return th.stack(
+        [
+            cos + x * x * rest,
+            x * y * rest + z * sin,
+            x * z * rest - y * sin,
+            x * y * rest - z * sin,
+            cos + y * y * rest,
+            y * z * rest + x * sin,
+        ],
+        dim=1,
+    )
