@@ -12,22 +12,17 @@ from rlt_sb3.callbacks.base import StatefulCallback
 from rlt_sb3.common.chunk_outcome import ChunkOutcome, outcomes_of
 from rlt_sb3.common.vec_env import metadata_of
 
-# FALLBACK, to be removed once every environment has metadata["robot"]: LIBERO's control steps per second, and names of
-# the seven numbers of its actions
-CONTROL_FREQUENCY = 20.0
-ACTION_NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 
-
-def control_frequency(env: VecEnv | None) -> float:
-    """Control steps per simulated second of an environment."""
+def control_frequency(env: VecEnv | None) -> float | None:
+    """Control steps per simulated second of an environment; ``None`` where its metadata have no robot."""
     robot = metadata_of(env).get("robot")
-    return CONTROL_FREQUENCY if robot is None else float(robot.control_frequency)
+    return None if robot is None else float(robot.control_frequency)
 
 
 def action_names(env: VecEnv | None, size: int) -> tuple[str, ...]:
     """Names of the ``size`` numbers of an action, in keys; their places where the environment does not name them."""
     robot = metadata_of(env).get("robot")
-    names = ACTION_NAMES if robot is None else tuple(robot.action_names)
+    names = () if robot is None else tuple(robot.action_names)
     return names if len(names) == size else tuple(str(place) for place in range(size))
 
 
@@ -76,9 +71,9 @@ class MetricsCallback(StatefulCallback):
         if self.episodes:
             solved = [steps for success, steps in self.episodes if success]
             total = sum(steps for _, steps in self.episodes)
-            self.logger.record(
-                "rollout/throughput", throughput(len(solved), total, control_frequency(self.training_env))
-            )
+            frequency = control_frequency(self.training_env)
+            if frequency is not None:
+                self.logger.record("rollout/throughput", throughput(len(solved), total, frequency))
             if solved:
                 self.logger.record("rollout/steps_to_success", float(np.mean(solved)))
         if len(self.tasks) > 1:

@@ -138,15 +138,14 @@ class SelectionCallback(StatefulCallback):
         self.logger.record("selection/below_vla", float(below))
         self.logger.record("selection/fixed", paired.fixed)
         self.logger.record("selection/broken", paired.broken)
-        self.logger.record("selection/throughput", self._throughput(result))
+        frequency = control_frequency(self.model.get_env())
+        if frequency is not None:
+            self.logger.record("selection/throughput", throughput(result.successes, result.control_steps, frequency))
         if result.successes:
             self.logger.record("selection/steps_to_success", result.steps_to_success)
         if self.guard == "restore":
             self.logger.record("selection/restored", float(below))
         self.logger.dump(self.model.num_timesteps)
-
-    def _throughput(self, result: Evaluation) -> float:
-        return throughput(result.successes, result.control_steps, control_frequency(self.model.get_env()))
 
     def _play(self) -> Evaluation:
         gate = getattr(self.model, "gate", None)

@@ -34,25 +34,6 @@ def proprio_layout(robot: Any) -> list[dict[str, Any]]:
     ]
 
 
-def layout_without_robot(size: int) -> ProprioLayout:
-    """
-    The layout of ``proprio_norm="auto"`` where the environment describes no robot.
-
-    :param size: numbers in ``proprio``
-    :return: the layout
-    """
-    # FALLBACK, to be removed once every environment has metadata["robot"]: eight numbers are taken for LIBERO's, metres
-    # in the world frame, end effector over a table (z 0.9-1.4) or over the floor (z 0-0.5), axis-angle, finger joints
-    # 0..0.04 and -0.04..0 metres
-    if size == 8:
-        return [
-            {"kind": "linear", "size": 3, "center": [0.0, 0.0, 0.7], "scale": [0.15, 0.15, 0.25]},
-            {"kind": "axis_angle", "size": 3, "center": [], "scale": []},
-            {"kind": "linear", "size": 2, "center": [0.02, -0.02], "scale": [0.02, 0.02]},
-        ]
-    return [{"kind": "linear", "size": size, "center": [0.0] * size, "scale": [1.0] * size}]
-
-
 class RLTFeatures(BaseFeaturesExtractor):
     """
     Normalized ``z_rl`` and ``proprio``, concatenated; ``vla_ref`` is left to the actor.
@@ -118,9 +99,8 @@ class RLTFeatures(BaseFeaturesExtractor):
 
 def _layout(proprio_norm: Any, size: int) -> ProprioLayout:
     """What ``proprio_norm`` means for ``size`` numbers, checked."""
-    if isinstance(proprio_norm, str) and proprio_norm == "auto":
-        return layout_without_robot(size)
-    if isinstance(proprio_norm, str) and proprio_norm == "none":
+    # "auto": RLT puts the layout of the environment's robot here; without a robot the numbers stay as they are
+    if isinstance(proprio_norm, str) and proprio_norm in ("auto", "none"):
         return [{"kind": "linear", "size": size, "center": [0.0] * size, "scale": [1.0] * size}]
     if isinstance(proprio_norm, str):
         raise ValueError(f"proprio_norm must be 'auto', 'none', (center, scale) or a layout, got {proprio_norm!r}.")

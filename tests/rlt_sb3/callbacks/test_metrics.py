@@ -230,6 +230,8 @@ def test_names_and_frequency_are_those_of_the_robot():
     env.metadata["robot"] = SimpleNamespace(control_frequency=10.0, action_names=tuple("abcdefg"))
     assert control_frequency(venv) == 10.0 and action_names(venv, 7) == tuple("abcdefg")
     assert action_names(venv, 2) == ("0", "1")
+    del env.metadata["robot"]
+    assert control_frequency(venv) is None and action_names(venv, 2) == ("0", "1")
 
 
 def test_films_of_training_and_selection(run):

@@ -34,7 +34,7 @@ from rlt_sb3.common.chunk_outcome import ChunkOutcome
 from rlt_sb3.common.noise import HeldNoise
 from rlt_sb3.common.torch_utils import AntiWindupClamp
 from rlt_sb3.common.value_bias import ValueBias
-from rlt_sb3.experiment.algorithms import load_model
+from rlt_sb3.experiment.models import load_model
 from rlt_sb3.rlt.features import rotation_columns
 from rlt_sb3.rlt.policies import RLTPolicy
 
