@@ -27,7 +27,7 @@ def first_sentence(path: Path) -> str:
     """
     text = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[0].split())
     text = re.sub(r":[a-z]+:`~?(?:[\w.]*\.)?(\w+)`", r"\1", text).replace("``", "")
-    return text.partition(". ")[0].removesuffix(".")
+    return re.split(r"(?<!eq)\. ", text)[0].removesuffix(".")
 
 
 def lines_of(folder: Path, depth: int = 0) -> list[str]:

@@ -143,3 +143,13 @@ def test_make_targets_of_the_readme_exist():
 @pytest.mark.parametrize("package", PACKAGES)
 def test_packages_are_typed(package):
     assert (ROOT / package / "py.typed").is_file()
+
+
+def test_the_documented_tree_is_that_of_the_packages():
+    command = [sys.executable, "scripts/tree.py"]
+    tree = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert tree.strip() in (ROOT / "docs/guide/where_things_live.md").read_text(), "run: scripts/tree.py --write"
+    for name in re.findall(
+        r"`(rlt_(?:gym|sb3)/[\w/.]+|tests/[\w/.]+)`", (ROOT / "docs/guide/where_things_live.md").read_text()
+    ):
+        assert (ROOT / name).exists(), name

@@ -1,0 +1,1 @@
+"""What a chunked vector environment is made of: base class, episodes, robot, hooks, wrappers; no torch, no simulator."""

@@ -1,0 +1,1 @@
+"""Demonstrations: files in LIBERO's HDF5 layout and LeRobot datasets, and sets of them in memory."""

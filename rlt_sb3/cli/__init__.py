@@ -1,0 +1,1 @@
+"""The rlt command. It may import both packages."""

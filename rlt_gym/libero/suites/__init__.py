@@ -1,0 +1,1 @@
+"""LIBERO's suites, tasks and folders, read without importing LIBERO. Python 3.8."""
