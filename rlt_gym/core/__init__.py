@@ -1,1 +1,1 @@
-"""What a chunked vector environment is made of: base class, episodes, robot, hooks, wrappers; no torch, no simulator."""
+"""What a chunked vector environment is made of: base class, episodes, robot, hooks, wrappers; no torch."""
