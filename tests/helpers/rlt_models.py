@@ -142,3 +142,6 @@ def numeric_gradient(function, array: np.ndarray, indices, step: float = 1e-6) -
         array[index] = old
         gradient.append((high - low) / (2 * step))
     return np.array(gradient)
+
+
+SCALE = [1.0, 1.0, 1.0, 0.2, 0.3, 0.4, 2.0]

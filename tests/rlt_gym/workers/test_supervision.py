@@ -1,10 +1,7 @@
 """Workers: how they start, break, are replaced and end. On real scenes, since it is their processes that matter."""
 
-import ast
-import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,10 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import rlt_gym
 from rlt_gym.libero.vector_env import LiberoVectorEnv
-from rlt_gym.workers import gl
-from rlt_gym.workers.channel import Channel, encode
 from rlt_gym.workers.pool import WorkerError
 from rlt_gym.workers.processes import LaunchPlan
 
@@ -83,9 +77,6 @@ def env():
     )
     yield vector_env
     vector_env.close()
-
-
-# ---------------------------------------------------------------- broken workers
 
 
 def equal(left, right, index):
@@ -190,9 +181,6 @@ def test_a_dead_zygote_is_replaced_with_its_workers(env):
     assert equal(obs, first, 0) and equal(obs, first, 1)
 
 
-# ---------------------------------------------------------------- the end
-
-
 def test_close_during_a_step_ends_it():
     before = descriptors()
     env = LiberoVectorEnv(1, "libero_goal", [1], chunk_length=1, **FAST)
@@ -258,9 +246,6 @@ def test_workers_end_with_their_parent_whatever_they_are_doing(how):
     assert_all_end(pids)
 
 
-# ---------------------------------------------------------------- processes and transport
-
-
 def test_a_worker_has_no_training_library_and_its_zygote_one_thread(env):
     env.reset(seed=0)
     loaded = set(inject(env, 0, "loaded_modules"))
@@ -313,150 +298,3 @@ def test_an_interpreter_without_libero_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("RLT_WORKER_PYTHON", str(interpreter))
     with pytest.raises(WorkerError, match=r"(?s)do not start.*No module named"):
         LiberoVectorEnv(**FAST)
-
-
-PACKAGE = Path(rlt_gym.__file__).parent
-#: The rooms whose code runs under a worker's interpreter; ruff is told the same ones in pyproject.toml.
-ROOMS = ("rlt_gym.workers", "rlt_gym.libero.suites", "rlt_gym.libero.worker", "rlt_gym.libero.rendering")
-
-
-def imports_of(name):
-    """Modules that a module of a worker imports, anywhere in it; it must be Python 3.8."""
-    path = PACKAGE.joinpath(*name.split(".")[1:]).with_suffix(".py")
-    tree = ast.parse(path.read_text(), feature_version=(3, 8))
-    future = False
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            future = future or node.module == "__future__"
-            base = node.module or ""
-            for alias in node.names:
-                member = PACKAGE.joinpath(*base.split(".")[1:], f"{alias.name}.py")
-                yield f"{base}.{alias.name}" if base.startswith("rlt_gym") and member.is_file() else base
-        elif isinstance(node, ast.Call) and any(keyword.arg == "strict" for keyword in node.keywords):
-            pytest.fail(f"{name}.py:{node.lineno}: zip(strict=) is of Python 3.10")
-    assert future, f"{name}.py: annotations are evaluated without `from __future__ import annotations`"
-
-
-def test_worker_modules_are_python_3_8_and_need_nothing_but_libero():
-    """All that the processes of launch.py reach inside this package."""
-    # robosuite brings numba, and numba llvmlite
-    allowed = {"libero", "numpy", "mujoco", "robosuite", "numba", "llvmlite", "OpenGL", *sys.stdlib_module_names}
-    started = (
-        "workers.launch",
-        "workers.zygote",
-        "workers.gl",
-        "workers.worker",
-        "libero.worker.backend",  # named in the settings
-        "libero.worker.fault_injection",
-    )
-    open_, known = {f"rlt_gym.{name}" for name in started}, set()
-    while open_:
-        name = open_.pop()
-        known.add(name)
-        for module in imports_of(name):
-            if module.split(".")[0] in allowed:
-                continue
-            assert module.startswith(ROOMS), f"{name} imports {module}"
-            open_ |= {module} - known
-    reached = {name.rpartition(".")[2] for name in known}
-    assert {"libero_import", "simulator", "renderer", "tasks", "channel", "watchdog"} <= reached
-    assert {"culling", "controller", "folders", "shared_memory", "hooks"} <= reached
-
-
-@pytest.mark.parametrize("path", sorted(PACKAGE.glob("workers/*.py")), ids=lambda path: path.stem)
-def test_workers_know_no_benchmark(path):
-    """Not even in a string that is imported later; test_backend.py plays another simulator."""
-    if path.stem == "__init__":
-        assert path.read_text() == ""
-        return
-    others = [name for name in imports_of(f"rlt_gym.workers.{path.stem}") if name.startswith("rlt_gym.")]
-    assert all(name.startswith("rlt_gym.workers.") for name in others), others
-    code = ast.parse(path.read_text())
-    strings = [node.value for node in ast.walk(code) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    assert not [text for text in strings if text.startswith("rlt_gym.libero")]
-
-
-def test_messages_survive_another_numpy_and_partial_reads():
-    """Pickles name no module of numpy, whose names differ between versions; a message may come in pieces."""
-    left, right = socket.socketpair()
-    message = {"array": np.arange(6, dtype=np.float32).reshape(2, 3), "scalar": np.int64(3), "other": [1, "x", None]}
-    assert b"numpy" not in encode(message)
-    sender, receiver = Channel(left), Channel(right)
-    thread = threading.Thread(target=lambda: [sender.send((number, np.zeros(200_000))) for number in range(3)])
-    thread.start()
-    assert [receiver.receive(timeout=30)[0] for _ in range(3)] == [0, 1, 2]
-    thread.join()
-    sender.send(message)
-    back = receiver.receive(timeout=30)
-    assert np.array_equal(back["array"], message["array"]) and back["array"].dtype == np.float32
-    assert back["array"].flags.writeable and type(back["scalar"]) is np.int64 and back["other"] == message["other"]
-    with pytest.raises(TimeoutError):
-        receiver.receive(timeout=0.01)
-    sender.close()
-    sender.close()
-    with pytest.raises(EOFError):
-        receiver.receive(timeout=30)
-
-
-# ---------------------------------------------------------------- EGL
-
-
-class FakeEGL:
-    """libEGL with devices whose CUDA numbers are given; None: a device without one, as Mesa's."""
-
-    def __init__(self, cuda_of_egl):
-        @ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int))
-        def devices(size, handles, count):
-            for index in range(len(cuda_of_egl)):
-                handles[index] = 1000 + index
-            count[0] = len(cuda_of_egl)
-            return 1
-
-        @ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_ssize_t))
-        def attribute(device, name, value):
-            cuda = cuda_of_egl[device - 1000]
-            if name != 0x323A or cuda is None:
-                return 0
-            value[0] = cuda
-            return 1
-
-        self._functions = {b"eglQueryDevicesEXT": devices, b"eglQueryDeviceAttribEXT": attribute}
-
-        class GetProcAddress:
-            restype = None
-
-            def __call__(_, name):
-                return ctypes.cast(self._functions[name], ctypes.c_void_p).value
-
-        self.eglGetProcAddress = GetProcAddress()
-
-
-def test_cuda_numbers_are_mapped_to_egl_devices():
-    order = [2, None, 0, 1]
-    assert gl.query_cuda_indices(FakeEGL(order)) == order
-    assert [gl.egl_index(cuda, order) for cuda in range(4)] == [2, 3, 0, None]
-    assert gl.cuda_index({}) == 0 and gl.cuda_index({"CUDA_VISIBLE_DEVICES": "3,1"}) == 3
-    assert gl.cuda_index({"CUDA_VISIBLE_DEVICES": "GPU-1234"}) == 0
-
-
-def test_egl_is_chosen_where_it_works_and_osmesa_with_one_warning_elsewhere(monkeypatch, caplog):
-    asked = []
-
-    def try_egl(python, cuda):
-        asked.append(cuda)
-        return {"ok": cuda == 2, "device": 5, "error": "no driver"}
-
-    monkeypatch.setattr(gl, "try_egl", try_egl)
-    gl.say_no_egl.cache_clear()
-    good = gl.choose_gl({"MUJOCO_GL": "egl", "CUDA_VISIBLE_DEVICES": "2"})
-    assert good == gl.GLChoice("egl", 5)
-    assert good.environment() == {"MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "egl", "MUJOCO_EGL_DEVICE_ID": "5"}
-    assert gl.choose_gl({"MUJOCO_GL": "egl", "CUDA_VISIBLE_DEVICES": "2", "MUJOCO_EGL_DEVICE_ID": "1"}).egl_device == 1
-    assert not caplog.records
-    for _ in range(3):
-        assert gl.choose_gl({"MUJOCO_GL": "egl"}) == gl.GLChoice("osmesa")
-    assert len(caplog.records) == 1 and "no driver" in caplog.text
-    assert gl.choose_gl({"MUJOCO_GL": "osmesa"}) == gl.GLChoice("osmesa")
-    assert asked == [2, 2, 0, 0, 0]

@@ -1,33 +1,17 @@
 """
-The chunk buffer against an oracle that knows every control step: an observation is (env, episode, control step), and
-actions and rewards follow from it.
+The rows of the chunk buffer against an oracle that knows every control step: an observation is (env, episode, control
+step), and actions and rewards follow from it.
 """
 
-import pickle
 import threading
-import tracemalloc
 
 import numpy as np
 import pytest
 import torch as th
-from buffer_world import ACT, GAMMA, OBS, C, D, World, make, observation, stack
+from buffer_world import ACT, GAMMA, OBS, C, D, World, everything, make, observation, stack
 from gymnasium import spaces
-from stable_baselines3.common.save_util import load_from_pkl, save_to_pkl
 
-from rlt_gym.testing import FakeRLTokenVectorEnv
-from rlt_sb3 import RLT, ChunkReplayBuffer, GymnasiumVecEnv
-from rlt_sb3.common.replay.storage import TransitionStorage
-
-
-def with_offline(buffer, storage):
-    """Rows of another origin, without a file."""
-    buffer.set_offline(storage)
-    return buffer
-
-
-def everything(buffer: ChunkReplayBuffer):
-    """Every row once."""
-    return buffer._gather(np.flatnonzero(buffer.storage.is_row(np.arange(buffer.storage.size))))
+from rlt_sb3 import ChunkReplayBuffer
 
 
 @pytest.mark.parametrize("stride", [None, 1, 2, 3])
@@ -125,168 +109,6 @@ def test_reset_from_outside_cuts_returns(told, stride):
             buffer.end_trajectories()
     world.feed(buffer, 2)
     assert world.check(everything(buffer), 3) == set(world.starts())
-
-
-@pytest.mark.parametrize("stride", [None, 2])
-@pytest.mark.parametrize(("size", "count"), [(1000, 5), (40, 30)])
-def test_save_and_load(tmp_path, size, count, stride):
-    world = World(2, stride=stride)
-    buffer = make(size, 2, n_steps=3, stride=stride)
-    world.feed(buffer, count)
-    save_to_pkl(tmp_path / "buffer.pkl", buffer)
-    loaded = load_from_pkl(tmp_path / "buffer.pkl")
-    # goes on being filled like the original
-    twin = pickle.loads(pickle.dumps(world))
-    world.feed(buffer, 9)
-    twin.feed(loaded, 9)
-    assert twin.check(everything(loaded), 3) == world.check(everything(buffer), 3)
-    assert (buffer.pos, buffer.full, buffer.size()) == (loaded.pos, loaded.full, loaded.size())
-    np.random.seed(1)
-    first = buffer.sample(50)
-    np.random.seed(1)
-    second = loaded.sample(50)
-    assert th.equal(first.rewards, second.rewards) and th.equal(first.actions, second.actions)
-
-
-def test_an_almost_empty_buffer_makes_a_small_file():
-    buffer = make(100_000)
-    World().feed(buffer, 3)
-    assert len(pickle.dumps(buffer)) < 20_000
-
-
-@pytest.mark.parametrize("count", [300, 1500])
-def test_saving_copies_nothing(tmp_path, count):
-    """Partly filled and wrapped around: the file is as large as the rows, and saving takes no such memory again."""
-    space = spaces.Dict(OBS.spaces | {"z_rl": spaces.Box(-np.inf, np.inf, (2048,), np.float32)})
-    buffer = ChunkReplayBuffer(1000, space, ACT, device="cpu", z_rl_dtype="float16")
-    for step in range(count):
-        obs, following = ({key: box.sample()[None] for key, box in space.spaces.items()} for _ in range(2))
-        buffer.add(obs, following, ACT.sample()[None], np.ones(1), np.array([step % 9 == 8]), [{}])
-    used = min(buffer.storage.written, buffer.storage.size) * buffer.storage.bytes_per_slot
-    tracemalloc.start()
-    try:
-        save_to_pkl(tmp_path / "buffer.pkl", buffer)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 0.3 * used
-    assert used < (tmp_path / "buffer.pkl").stat().st_size < 1.05 * used
-    loaded = load_from_pkl(tmp_path / "buffer.pkl")
-    for name, array in buffer.storage._arrays().items():
-        assert (
-            np.array_equal(loaded.storage._arrays()[name], array) and loaded.storage._arrays()[name].flags.writeable
-        ), name
-
-
-def test_saving_waits_for_other_threads(tmp_path):
-    model = RLT("MultiInputPolicy", GymnasiumVecEnv(FakeRLTokenVectorEnv(1)), device="cpu")
-    saver = threading.Thread(target=model.save_replay_buffer, args=(tmp_path / "buffer.pkl",))
-    with model.replay_buffer._lock:
-        saver.start()
-        saver.join(0.2)
-        assert saver.is_alive() and not list(tmp_path.iterdir())
-    saver.join()
-    assert load_from_pkl(tmp_path / "buffer.pkl").size() == 0
-
-
-def test_half_precision_tokens():
-    single, half = make(500), make(500, z_rl_dtype="float16")
-    for buffer in (single, half):
-        World(longest=200).feed(buffer, 100)
-    assert half.storage.bytes_per_slot == single.storage.bytes_per_slot - 2 * 3
-    one, two = everything(single), everything(half)
-    assert two.observations["z_rl"].dtype == th.float32
-    np.testing.assert_allclose(one.next_observations["z_rl"], two.next_observations["z_rl"], rtol=1e-3)
-    assert th.equal(one.next_observations["proprio"], two.next_observations["proprio"])
-    assert half.size() == single.size()  # rounding does not look like another observation
-    with pytest.raises(ValueError, match="float16"):
-        make(z_rl_dtype="int8")
-
-
-def test_memory_is_what_the_formula_says():
-    """C17, the arithmetic; ``benchmarks/buffer.py`` measures it."""
-    space = spaces.Dict(OBS.spaces | {"z_rl": spaces.Box(-np.inf, np.inf, (2048,), np.float32)})
-    buffer = ChunkReplayBuffer(1000, space, ACT, device="cpu", z_rl_dtype="float16")
-    observation_bytes, chunk_bytes = 2048 * 2 + 3 * 4 + C * D * 4, C * D * 4 + C * 4
-    assert buffer.storage.bytes_per_slot <= 1.02 * (observation_bytes + chunk_bytes)
-    arrays = sum(value.nbytes for value in buffer.storage._arrays().values())
-    assert arrays <= 1.1 * 1000 * (observation_bytes + chunk_bytes)
-
-
-@pytest.mark.parametrize("stratified", [True, False])
-def test_tasks_in_a_batch(stratified):
-    """C18: ids {0, 10}, nine of ten rows from the first."""
-    buffer = make(3000, 2, stratified=stratified)
-    world = World(2, longest=1)
-    world.feed(buffer, 100)
-    for _ in range(800):
-        key = observation(0, 5000, 0)
-        info = {"step_rewards": np.zeros(C), "chunk_steps": C, "task_id": 0}
-        infos = [info, {"worker_restarted": True}]
-        buffer.add(stack([key, key]), stack([key, key]), np.zeros((2, C, D)), np.zeros(2), np.ones(2, bool), infos)
-    assert buffer.storage.counts == {0: 900, 10: 100}
-    shares = [(buffer.sample(101).task_ids == 10).sum().item() for _ in range(30)]
-    if stratified:
-        assert set(shares) == {50, 51}
-    else:
-        assert 5 < np.mean(shares) < 16
-    assert all(len(buffer.sample(size).rewards) == size for size in (1, 2, 3, 64))
-
-
-def test_rows_are_drawn_evenly_also_after_the_ring_has_wrapped():
-    buffer = make(50, 2, stride=2)
-    World(2, stride=2, longest=9).feed(buffer, 200)
-    rows = np.flatnonzero(buffer.storage.is_row(np.arange(buffer.storage.size)))
-    drawn = np.bincount(buffer._draw(buffer.storage, 200_000), minlength=buffer.storage.size)
-    assert set(np.flatnonzero(drawn)) == set(rows)
-    assert abs(drawn[rows] / 200_000 * len(rows) - 1.0).max() < 0.1
-
-
-def test_batches_at_once():
-    world = World(2, stride=2)
-    offline = make(400, 1)
-    World(1, seed=9).feed(offline, 50)
-    buffer = with_offline(make(400, 2, 2, stride=2, offline_data="x", offline_ratio=0.25), offline.storage)
-    world.feed(buffer, 40)
-    batches = buffer.sample_batches(3, 32)
-    assert len(batches) == 3 and all(batch.rewards.shape == (32, 1) for batch in batches)
-    for batch in batches:
-        own = type(batch)(*(_first(column, 24) for column in batch))
-        world.check(own, 2)
-    assert not th.equal(batches[0].actions, batches[1].actions)
-
-
-def _first(column, count):
-    return {key: value[:count] for key, value in column.items()} if isinstance(column, dict) else column[:count]
-
-
-@pytest.mark.parametrize(("ratio", "share"), [(0.5, 32), (0.25, 16), (1.0, 64), (0.1, 6)])
-def test_composition_of_a_mixed_batch(ratio, share):
-    """C59"""
-    offline = make(400, 1)
-    demos = World(1, seed=9)
-    demos.at = [(700, 0)]
-    demos.length[0, 700], demos.known[0, 700] = 9, 0
-    demos.feed(offline, 50)
-    buffer = with_offline(make(400, 1, offline_data="x", offline_ratio=ratio), offline.storage)
-    if ratio < 1.0:
-        with pytest.raises(ValueError, match="empty"):
-            buffer.sample(4)
-    World(1).feed(buffer, 60)
-    for _ in range(5):
-        episodes = buffer.sample(64).observations["proprio"][:, 1]
-        assert (episodes >= 700).sum().item() == share
-
-
-def test_mixing_needs_rows_that_fit():
-    with pytest.raises(ValueError, match="offline_data must be a file, since offline_ratio is not 0"):
-        make(offline_ratio=0.5)
-    with pytest.raises(ValueError, match="no offline rows"):
-        make(offline_data="x", offline_ratio=0.5).set_offline(TransitionStorage(10, OBS, C, D))
-    with pytest.raises(ValueError, match="offline_ratio"):
-        make(offline_ratio=1.5)
-    with pytest.raises(ValueError, match="another chunk length"):
-        make(intervention_rows=4, offline_ratio=0.5).set_offline(TransitionStorage(10, OBS, C + 1, D))
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -1,0 +1,120 @@
+"""What a saved RLT model and its policy keep, and which files are refused."""
+
+import base64
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import torch as th
+from rlt_models import (
+    make_model,
+    make_venv,
+    random_obs,
+)
+
+from rlt_sb3 import RLT, ChunkReplayBuffer
+from rlt_sb3.experiment.models import load_model
+from rlt_sb3.rlt.policies import RLTPolicy
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+OTHER = dict(
+    buffer_size=200, gamma=0.97, utd=1.5, n_steps=2, policy_delay=3, target_policy_noise=0.05, target_noise_clip=0.1,
+    bc_coef=7.0, reference_dropout=0.2, exploration_std=0.02, critic_warmup_updates=6,
+    q_bounds=(-1.0, 2.0), learning_starts=10, tau=0.01, train_freq=2, stats_window_size=7,
+    action_scale=[1.0, 1.0, 1.0, 0.2, 0.2, 0.2, 1.0],
+)  # fmt: skip
+OF_POLICY = dict(
+    actor_q="min", n_critics=4, n_target_critics=2, actor_mode="direct", actor_tau=0.02, critic_precision="bfloat16"
+)
+
+
+def test_save_and_load(tmp_path):
+    model = make_model(**OTHER, policy_kwargs=OF_POLICY)
+    model.learn(60)
+    model.save(tmp_path / "model.zip")
+    model.save_replay_buffer(tmp_path / "buffer.pkl")
+    venv = make_venv(2)
+    loaded = RLT.load(tmp_path / "model.zip", env=venv, device="cpu")
+    for name, value in OTHER.items():
+        if name not in ("train_freq", "stats_window_size"):
+            assert getattr(loaded, name) == value, name
+    for name, value in OF_POLICY.items():
+        assert loaded.policy._get_constructor_parameters()[name] == value, name
+    assert loaded.train_freq == model.train_freq and loaded._stats_window_size == 7
+    assert loaded.policy.actor_mode == "direct" and loaded.critic.n_critics == 4
+    first, second = model.get_parameters(), loaded.get_parameters()
+    assert first.keys() == second.keys() == {"policy", "actor.optimizer", "critic.optimizer"}
+    assert all(th.equal(first["policy"][key], second["policy"][key]) for key in first["policy"])
+    state = [parameters["critic.optimizer"]["state"][0]["exp_avg"] for parameters in (first, second)]
+    assert th.equal(*state)
+    obs = random_obs(model, 10)
+    assert np.array_equal(model.predict(obs)[0], loaded.predict(obs)[0])
+    assert loaded._n_updates == model._n_updates and loaded.num_control_steps == model.num_control_steps
+
+    loaded.load_replay_buffer(tmp_path / "buffer.pkl")
+    assert isinstance(loaded.replay_buffer, ChunkReplayBuffer) and loaded.replay_buffer.size() == 60
+    for name in ("actions", "step_rewards", "chunk_steps", "terminated", "truncated"):
+        assert np.array_equal(getattr(model.replay_buffer.storage, name), getattr(loaded.replay_buffer.storage, name))
+    updates = loaded._n_updates
+    loaded.learn(20, reset_num_timesteps=False)
+    assert loaded.num_timesteps == 80 and loaded._n_updates == updates + 30
+    with pytest.raises(ValueError, match="2 environments"):
+        RLT.load(tmp_path / "model.zip", env=make_venv(3)).load_replay_buffer(tmp_path / "buffer.pkl")
+
+
+def test_load_without_env_and_with_changed_settings(tmp_path):
+    model = make_model()
+    model.save(tmp_path / "model.zip")
+    obs = random_obs(model, 3)
+    assert np.array_equal(RLT.load(tmp_path / "model.zip").predict(obs)[0], obs["vla_ref"])
+    assert RLT.load(tmp_path / "model.zip", bc_coef=1.0).bc_coef == 1.0
+    with pytest.raises(ValueError, match="bc_coef"):
+        RLT.load(tmp_path / "model.zip", bc_coef=-1.0)
+
+
+def change_data(path, **changes):
+    """Rewrite the settings in a saved model; None removes one."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    data = json.loads(parts["data"]) | changes
+    parts["data"] = json.dumps({key: value for key, value in data.items() if value is not None}).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+
+
+def test_models_of_other_versions_are_refused_with_one_line(tmp_path):
+    path = tmp_path / "model.zip"
+    make_model().save(path)
+    gone = base64.b64encode(b"crlt_sb3.no_such_module\nGone\n.").decode()  # pickle of a class that has moved
+    moved = {":type:": "<class 'type'>", ":serialized:": gone}
+    change_data(path, saved_format=None, n_critics=5, actor_mode="residual", trials=moved)
+    for file in (path, str(path), str(path)[:-4]):
+        with pytest.raises(ValueError, match=r"model.* was saved by another version of rlt.*: train it again") as error:
+            RLT.load(file, device="cpu")
+        assert "\n" not in str(error.value)
+    with path.open("rb") as opened, pytest.raises(ValueError, match="was saved by another version of rlt"):
+        RLT.load(opened, device="cpu")
+    change_data(path, saved_format=10**6)
+    with pytest.raises(ValueError, match="format 1000000"):
+        RLT.load(path, device="cpu")
+    with pytest.raises(ValueError, match=r"cannot be loaded as a model of RLT .*saved by another version"):
+        load_model("rlt", path, device="cpu")
+    # of this version, and with old names of arguments
+    make_model().save(path)
+    with path.open("rb") as opened:
+        assert RLT.load(opened, device="cpu").bc_coef == 20.0
+    with pytest.raises(ValueError, match=r"RLT has no setting trial_share; there is .*gate"):
+        RLT.load(path, device="cpu", trial_share=0.5)
+    with pytest.raises(TypeError, match="trial_share"):
+        make_model(trial_share=0.5)
+
+
+def test_policy_alone_saves_and_loads(tmp_path):
+    model = make_model(policy_kwargs=dict(n_critics=2, net_arch=[8], layer_norm=False))
+    model.policy.save(tmp_path / "policy.pt")
+    loaded = RLTPolicy.load(tmp_path / "policy.pt")
+    assert loaded.layer_norm is False and loaded.net_arch == [8]
+    obs = random_obs(model, 3)
+    assert np.array_equal(model.predict(obs)[0], loaded.predict(obs)[0])

@@ -1,0 +1,98 @@
+"""Where RLT starts: at the VLA, bit for bit, and with which exploration noise."""
+
+import numpy as np
+import pytest
+from rlt_models import (
+    SCALE,
+    Rows,
+    make_model,
+    make_venv,
+    random_obs,
+)
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.noise import NormalActionNoise
+
+from rlt_sb3.common.noise import HeldNoise
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_untrained_actor_is_the_vla_bit_for_bit():
+    model = make_model()
+    obs = random_obs(model, 500)
+    for deterministic in (True, False):
+        actions, _ = model.predict(obs, deterministic=deterministic)
+        assert np.array_equal(actions, obs["vla_ref"])
+    single, _ = model.predict({key: value[0] for key, value in obs.items()}, deterministic=True)
+    assert np.array_equal(single, obs["vla_ref"][0])
+
+
+def test_evaluation_at_step_0_equals_the_frozen_vla():
+    class Frozen:
+        def predict(self, obs, state=None, episode_start=None, deterministic=False):
+            return obs["vla_ref"], state
+
+    results = [
+        evaluate_policy(policy, make_venv(5, init_states="eval"), n_eval_episodes=30, return_episode_rewards=True)
+        for policy in (Frozen(), make_model())
+    ]
+    assert results[0] == results[1]
+    assert 0.3 < np.mean(results[0][0]) < 0.7  # the fake VLA is right about half of the time
+
+
+def test_direct_mode_starts_elsewhere_and_stays_in_range():
+    model = make_model(policy_kwargs={"actor_mode": "direct"})
+    obs = random_obs(model, 50)
+    actions, _ = model.predict(obs)
+    assert not np.allclose(actions, obs["vla_ref"]) and np.abs(actions).max() <= 1.0
+
+
+@pytest.mark.parametrize("mode", ["residual", "direct"])
+def test_warm_up_plays_the_vla_exactly(mode):
+    model, rows = make_model(policy_kwargs={"actor_mode": mode}, learning_starts=20, exploration_std=0.3), Rows()
+    model.learn(40, callback=rows)
+    starts = 20 // model.n_envs
+    for obs, actions in zip(rows.obs[:starts], rows.actions[:starts], strict=True):
+        assert np.array_equal(obs["vla_ref"], actions)
+    assert not np.array_equal(rows.obs[starts]["vla_ref"], rows.actions[starts])
+    # what is stored is what was executed
+    stored, slots = model.replay_buffer.storage, model.replay_buffer.storage.is_row(np.arange(1000))
+    in_order = sorted(map(tuple, np.concatenate(rows.actions).reshape(-1, 28).tolist()))
+    assert sorted(map(tuple, stored.actions[:1000][slots].reshape(-1, 28).tolist())) == in_order
+
+
+def noise(chunks, **settings):
+    model = make_model(learning_starts=0, **settings)
+    model._setup_learn(1)
+    model._last_obs["vla_ref"][:] = 0.0
+    return np.concatenate([model._sample_action(0, model.action_noise, model.n_envs)[0] for _ in range(chunks)])
+
+
+def test_exploration_noise():
+    drawn = noise(40, num_envs=50, exploration_std=0.05)
+    assert drawn.std() == pytest.approx(0.05, rel=0.05)
+    assert not np.allclose(drawn[:, :1], drawn)
+    one = noise(1, exploration_std=[0.1, 0, 0, 0, 0, 0, 0])
+    assert one[..., 0].any() and not one[..., 1:].any()
+    scaled = noise(40, num_envs=50, exploration_std=0.05, action_scale=SCALE)
+    np.testing.assert_allclose(scaled.std(axis=(0, 1)), 0.05 * np.array(SCALE), rtol=0.05)
+
+
+def test_held_noise():
+    sigma = 0.05 * np.array(SCALE)
+    drawn = noise(40, num_envs=50, exploration_std=0.0, action_noise=HeldNoise(4, sigma))
+    np.testing.assert_allclose(drawn.std(axis=(0, 1)), sigma, rtol=0.05)
+    assert np.array_equal(np.broadcast_to(drawn[:, :1], drawn.shape), drawn)
+    assert len(np.unique(drawn[:, 0, 0])) == 40 * 50  # another one in each chunk and environment
+    with pytest.raises(ValueError, match="sigma must be one number >= 0 per action dimension"):
+        HeldNoise(4, 0.1)
+    with pytest.raises(ValueError, match="chunk_length must be >= 1"):
+        HeldNoise(0, sigma)
+
+
+def test_further_action_noise():
+    noise = NormalActionNoise(np.full((4, 7), 0.5), np.zeros((4, 7)))
+    model = make_model(action_noise=noise, exploration_std=0.0, learning_starts=0)
+    model._setup_learn(1)
+    model._last_obs["vla_ref"][:] = 0.0
+    assert np.allclose(model._sample_action(0, model.action_noise, 2)[0], 0.5)
