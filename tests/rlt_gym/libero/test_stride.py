@@ -17,7 +17,7 @@ def make_model(num_envs=2, stride=2, **kwargs):
 
 @pytest.mark.parametrize("stride", [None, 1, 2, 3])
 def test_every_stored_row_can_be_played_again(stride):
-    """C15: (r, s', done) of each row by moving the point of the fake task one control step at a time."""
+    """(r, s', done) of each row by moving the point of the fake task one control step at a time."""
     model = make_model(stride=stride, utd=0.1)
     model.learn(120)
     buffer, env = model.replay_buffer, model.env.env

@@ -31,7 +31,7 @@ def make_encoder(config: RLTokenConfig = CONFIG) -> RLTokenEncoder:
 
 
 def test_statistics_per_channel_and_per_place():
-    """C66: means of the shape (H,) are those of every place, (N, H)."""
+    """Means of the shape (H,) are those of every place, (N, H)."""
     mean, std = torch.randn(12), torch.rand(12) + 0.5
     tokens = torch.randn(2, CONFIG.max_tokens, 12)
     standard = []

@@ -95,7 +95,7 @@ def test_numbers(run):
 
 
 def test_updates_follow_the_rows(run):
-    """C19: 1.5 for every row after the first 20, and 5 for the warm-up; no more than that since a row was stored."""
+    """1.5 for every row after the first 20, and 5 for the warm-up; no more than that since a row was stored."""
 
     def updates(chunks):
         return np.where(chunks > 20, 5 + 1.5 * (chunks - 20), 0)
@@ -126,7 +126,7 @@ def test_selection_evaluations_as_they_were_played(run):
 
 
 def test_every_task_has_its_own_rate_and_all_share_one_batch(tmp_path, monkeypatch):
-    """C31: ten tasks in three environments; each task's successes are counted, the policy is asked once per step."""
+    """Ten tasks in three environments; each task's successes are counted, the policy is asked once per step."""
     from rlt_sb3 import RLT
 
     monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)

@@ -133,7 +133,7 @@ def test_mean_token_against_numpy():
 
 @pytest.mark.parametrize("rl_token", ["mean", None])
 def test_an_environment_with_either_token_trains_and_the_vla_stays_frozen(rl_token):
-    """C44: what is frozen has the same bits after training as before."""
+    """What is frozen has the same bits after training as before."""
     vla = FakeVLA(n_tokens=5, token_dim=12)
     token = rl_token or RLTokenEncoder(RLTokenConfig(12, max_tokens=5, width=8, heads=1), vla.fingerprint(), "fake")
     env = RLTokenVectorEnv(FakeLiberoVectorEnv(2, chunk_length=4), vla, token)
@@ -177,7 +177,7 @@ def test_actor_without_reference_input_against_numpy(mode, dropout):
 
 
 def test_reference_dropout_of_one_hides_the_reference_in_updates():
-    """C11: with probability 1 the update sees nothing of the reference, with 0.5 in half of the samples."""
+    """With probability 1 the update sees nothing of the reference, with 0.5 in half of the samples."""
     model, batch = oracle_model(policy_kwargs={"actor_mode": "direct"}, reference_dropout=1.0)
     seen = []
     forward = model.actor.forward
@@ -223,7 +223,7 @@ def test_chunks_of_one_step():
 
 
 def test_time_outs_taken_for_terminals():
-    """C16 and its ablation: the same rows, but nothing is bootstrapped after a time-out."""
+    """The rows are those of bootstrapping after time-outs, but nothing is bootstrapped after a time-out."""
     dones = {}
     for handled in (True, False):
         venv = make_venv(2, seed=3, max_episode_steps=8)

@@ -110,7 +110,7 @@ def test_without_is_success_a_positive_last_reward_is_one():
 
 
 def test_no_pull_without_the_weight_and_nothing_but_pull_with_a_large_one():
-    """C12"""
+    """With weight 0 the target of the pull changes no gradient; with weight 1000 the actor ends at the target."""
     model, batch = oracle_model(reference_dropout=0.0)
     model.bc_coef = 0.0
     gradients = []

@@ -64,7 +64,7 @@ def learned_q(model: RLT, numbers) -> np.ndarray:
 @pytest.mark.parametrize("n_steps", [1, 3])
 def test_values_of_a_chain(n_steps):
     """
-    C14: five chunks of 4, 4, 2, 4 and 3 control steps, whatever the action; reward 1 in the last control step.
+    Five chunks of 4, 4, 2, 4 and 3 control steps, whatever the action; reward 1 in the last control step.
 
     Q of a chunk is the reward discounted by the control steps before it, gamma^(d - p), the short chunks by their
     real length.
@@ -95,7 +95,7 @@ def test_values_of_a_chain(n_steps):
 @pytest.mark.parametrize("n_steps", [4, 100])
 def test_labels_of_success_become_monte_carlo_returns(n_steps):
     """
-    C65: returns at least as long as the episodes. A row's target is gamma^(control steps before the success), counted
+    Returns at least as long as the episodes. A row's target is gamma^(control steps before the success), counted
     from where the row begins, or 0 after a failure; nothing is promised by the critics.
     """
     rng = np.random.default_rng(0)
@@ -121,7 +121,7 @@ def test_labels_of_success_become_monte_carlo_returns(n_steps):
 
 
 def test_statistics_of_proprio_have_any_shape():
-    """C66: (P,) and (P, 1, 1) are the same, and what a formula says."""
+    """Statistics of the shapes (P,) and (P, 1, 1) are the same, and what a formula says."""
     rng = np.random.default_rng(0)
     proprio, center, scale = rng.normal(size=(8, 8)), rng.normal(size=8), rng.uniform(0.5, 2, 8)
     space = make_venv(1).observation_space
@@ -134,7 +134,7 @@ def test_statistics_of_proprio_have_any_shape():
 
 @pytest.mark.parametrize("handled", [True, False])
 def test_values_where_every_episode_runs_into_the_time_limit(handled):
-    """C16: two states that lead to each other, cut off after every chunk; taken for terminals, the rest would be 0."""
+    """Two states that lead to each other, cut off after every chunk; taken for terminals, the rest would be 0."""
     model = value_model(replay_buffer_kwargs={"handle_timeout_termination": handled})
     rng = np.random.default_rng(0)
     pay = {0: 0.0, 1: 0.3}
@@ -154,7 +154,7 @@ def test_values_where_every_episode_runs_into_the_time_limit(handled):
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("chunk_length", [1, 3, 7])
 def test_steps_are_counted_once(num_envs, chunk_length):
-    """C51: chunks and control steps of the model are those that the environments counted."""
+    """Chunks and control steps of the model are those that the environments counted."""
     venv = make_venv(num_envs, chunk_length=chunk_length)
     env = venv.unwrapped.env.unwrapped
     counted = [0, 0]
@@ -186,7 +186,7 @@ np.save(sys.argv[3], RLT.load(sys.argv[1], device="cpu").predict(obs, determinis
 
 
 def test_a_saved_model_plays_the_same_in_another_process(tmp_path):
-    """C38; as `save` and as a run's checkpoint has it. Its tensors need no unpickling of code."""
+    """A model as `save` and as a run's checkpoint has it. Its tensors need no unpickling of code."""
     model = make_model(**fast())
     model.learn(60)
     model.save(tmp_path / "model.zip")
@@ -223,7 +223,7 @@ def test_shipped_weights_need_no_unpickling():
 
 
 def test_other_networks_are_refused(tmp_path):
-    """C38: another architecture, algorithm or space, whichever way a file comes in."""
+    """Refused are another architecture, algorithm or space, whichever way a file comes in."""
     path = tmp_path / "model.zip"
     make_model().save(path)
     for other in (dict(n_critics=3), dict(token_input=False), dict(net_arch=[16])):

@@ -18,7 +18,7 @@ from rlt_sb3 import ChunkReplayBuffer
 @pytest.mark.parametrize("n_steps", [1, 3])
 @pytest.mark.parametrize("count", [1, 3, 60])
 def test_every_row_against_the_oracle(stride, n_steps, count):
-    """C15: each row replayed control step by control step, and exactly the rows that there should be."""
+    """Each row replayed control step by control step, and exactly the rows that there should be."""
     world = World(3, seed=count, stride=stride)
     buffer = make(1000, 3, n_steps, stride=stride)
     world.feed(buffer, count)
@@ -114,7 +114,7 @@ def test_reset_from_outside_cuts_returns(told, stride):
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("stride", [None, 2])
 def test_interventions(overwrite, stride):
-    """C63: control steps 1 and 2 of the second chunk are a human's: flags, stored actions and BC targets follow."""
+    """Control steps 1 and 2 of the second chunk are a human's: flags, stored actions and BC targets follow."""
     buffer = make(stride=stride, intervention_ref="replace" if overwrite else "target")
     world = World(1, stride=stride)
     human = np.full((C, D), 0.123, np.float32)
@@ -147,7 +147,7 @@ def test_interventions(overwrite, stride):
 
 
 def test_nothing_stored_changes_with_the_arrays_given():
-    """C50"""
+    """Neither the caller's arrays nor the sampled tensors share memory with the buffer."""
     world, buffer = World(1, stride=2), make(stride=2)
     originals = []
     real = buffer.add
@@ -167,7 +167,7 @@ def test_nothing_stored_changes_with_the_arrays_given():
 
 @pytest.mark.parametrize("seconds", [1.5, pytest.param(30, marks=pytest.mark.expensive)])
 def test_threads(seconds):
-    """C49: four threads add, four sample; every row sampled is one that was added, whole."""
+    """Four threads add, four sample; every row sampled is one that was added, whole."""
     buffer, errors, stop = make(300, 1), [], threading.Event()
     world = World(1)
 

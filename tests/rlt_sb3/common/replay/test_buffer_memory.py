@@ -92,7 +92,7 @@ def test_half_precision_tokens():
 
 
 def test_memory_is_what_the_formula_says():
-    """C17, the arithmetic; ``benchmarks/buffer.py`` measures it."""
+    """The bytes of a slot as counted by hand; ``benchmarks/buffer.py`` measures the process."""
     space = spaces.Dict(OBS.spaces | {"z_rl": spaces.Box(-np.inf, np.inf, (2048,), np.float32)})
     buffer = ChunkReplayBuffer(1000, space, ACT, device="cpu", z_rl_dtype="float16")
     observation_bytes, chunk_bytes = 2048 * 2 + 3 * 4 + C * D * 4, C * D * 4 + C * 4

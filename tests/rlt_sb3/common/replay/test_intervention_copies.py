@@ -1,4 +1,4 @@
-"""C63: rows in which someone took over are in both buffers, the replay buffer and the offline rows beside it."""
+"""Rows in which someone took over are in both buffers, the replay buffer and the offline rows beside it."""
 
 import pickle
 

@@ -16,7 +16,7 @@ def with_offline(buffer, storage):
 
 @pytest.mark.parametrize("stratified", [True, False])
 def test_tasks_in_a_batch(stratified):
-    """C18: ids {0, 10}, nine of ten rows from the first."""
+    """Task ids {0, 10}, nine of ten rows from the first."""
     buffer = make(3000, 2, stratified=stratified)
     world = World(2, longest=1)
     world.feed(buffer, 100)
@@ -63,7 +63,7 @@ def _first(column, count):
 
 @pytest.mark.parametrize(("ratio", "share"), [(0.5, 32), (0.25, 16), (1.0, 64), (0.1, 6)])
 def test_composition_of_a_mixed_batch(ratio, share):
-    """C59"""
+    """``offline_ratio`` of the rows are offline ones, in every batch."""
     offline = make(400, 1)
     demos = World(1, seed=9)
     demos.at = [(700, 0)]
