@@ -14,33 +14,47 @@ from rlt_sb3.experiment.config import EnvConfig, shipped_configs
 from rlt_sb3.experiment.train import train
 
 ROOT = Path(__file__).parent.parent
-ARGUMENTS = {
-    "train_rlt.py": [
-        "--env",
-        "toy_env:ToyRLToken-v0",
-        "--chunks",
-        "40",
-        "--states",
-        "4",
-        "--learning-starts",
-        "20",
-        "--critic-warmup-updates",
-        "5",
-    ],
-    "interventions.py": ["--num-envs", "1", "--episodes", "1"],
-    "vector_env.py": ["--env", "toy_env:ToyRLToken-v0", "--episodes", "3"],
+#: example -> its arguments, what it prints in this order (as whole lines), the files it leaves
+EXAMPLES = {
+    "train_rlt.py": (
+        "--env toy_env:ToyRLToken-v0 --chunks 40 --states 4 --learning-starts 20 --critic-warmup-updates 5",
+        [r"frozen VLA: 2/4 \(50%, .*", r"RLT: +[0-4]/4 \(.*", r"Comparison\(fixed=.*p_value=.*"],
+        ["rlt.zip"],
+    ),
+    # the scripted takeover solves the task; nobody else does anything
+    "interventions.py": (
+        "--num-envs 1 --episodes 1",
+        [r"put the bowl on the stove: success after \d+ control steps, [1-9]\d* taken over"],
+        [],
+    ),
+    # both environments begin with a state that the toy's VLA solves or not, whatever the seed
+    "vector_env.py": (
+        "--env toy_env:ToyRLToken-v0 --episodes 3",
+        [
+            r"observation: Dict\('z_rl': .*",
+            r"action: +Box\(-1.0, 1.0, .*",
+            *[r"show the sign: (success|no success) after [1-9]\d* control steps"] * 3,
+        ],
+        [],
+    ),
 }
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_example(path, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "helpers"), "OMP_NUM_THREADS": "1"}
+    arguments, lines, files = EXAMPLES[path.name]
     done = subprocess.run(
-        [sys.executable, str(path), *ARGUMENTS[path.name]],
+        [sys.executable, str(path), *arguments.split()],
         capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "success" in done.stdout or "frozen VLA: 2/4" in done.stdout
+    # the progress bar has blank lines and one that begins with a space
+    printed = [line for line in done.stdout.splitlines() if line.strip() and not line.startswith(" ")]
+    assert len(printed) == len(lines), done.stdout
+    for line, pattern in zip(printed, lines, strict=True):
+        assert re.fullmatch(pattern, line), line
+    assert sorted(file.name for file in tmp_path.iterdir()) == files
 
 
 def train_shortened(config, out):

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -132,12 +133,21 @@ def test_constraints_meet_the_requirements():
     assert needed <= pinned
 
 
-def test_make_targets_of_the_readme_exist():
-    makefile = (ROOT / "Makefile").read_text()
-    for target in "demo test pytest type lint format check doc clean".split():
-        assert re.search(rf"^{target}:", makefile, flags=re.M), target
-    readme = (ROOT / "README.md").read_text().split("```")[1]
-    assert [line.split("#")[0].strip() for line in readme.strip().splitlines()] == ["make demo", "make test"]
+def make_commands():
+    """What README and CONTRIBUTING tell to type: in a block of code, or between backticks."""
+    texts = [(ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md")]
+    return sorted(
+        {" ".join(found.split()) for text in texts for found in re.findall(r"(?:^|`)(make [^#`\n]+)", text, re.M)}
+    )
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize("command", make_commands())
+def test_documented_make_commands_do_something(command):
+    """``make -n`` prints the commands of a target and runs none; a target that does not exist is an error."""
+    done = subprocess.run([*command.split(), "-n"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Nothing to be done" not in done.stdout and done.stdout.strip()
 
 
 @pytest.mark.parametrize("package", PACKAGES)

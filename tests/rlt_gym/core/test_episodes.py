@@ -32,12 +32,12 @@ def test_without_groups_nothing_changes():
 
 @pytest.mark.parametrize("num_envs", [1, 3, 4, 8])
 @pytest.mark.parametrize("group_size", [2, 4])
-def test_each_training_state_comes_g_times_whatever_the_number_of_envs(num_envs, group_size):
+def test_training_states_come_g_times_for_any_number_of_envs(num_envs, group_size):
     expected = [place for place in without_groups(6, 7) for _ in range(group_size)]
     assert states(num_envs, 6 * group_size, seed=7, group_size=group_size) == expected
 
 
-def test_all_tasks_are_practised_by_whoever_seeds_anew_after_every_episode():
+def test_seeding_after_every_episode_practices_all_tasks():
     """A run does so at each evaluation and checkpoint."""
     first = [states(1, 1, seed=10_007 * number)[0][0] for number in range(60)]
     assert min(first.count(task) for task in TASKS) >= 10

@@ -178,7 +178,7 @@ def test_evaluation_goes_on_after_liberos_own_states(env):
     env.reset(options={"init_states": "train"})
 
 
-def test_training_states_depend_on_seed_and_not_on_the_number_of_workers(env):
+def test_training_states_follow_seed_not_number_of_workers(env):
     _, two = env.reset(seed=5)
     _, again = env.reset(seed=5)
     _, other = env.reset(seed=6)

@@ -31,7 +31,7 @@ def test_single_env_passes_gymnasiums_checker():
     env.close()
 
 
-def test_vector_env_keeps_the_contract_and_close_leaves_no_process():
+def test_contract_is_kept_and_close_leaves_no_process():
     env = gym.make_vec("RLToken-LIBERO-v0", num_envs=2, max_episode_steps=24, **KWARGS)
     pids = env.unwrapped.worker_pids
     check_vector_env(env, n_steps=8)

@@ -38,7 +38,7 @@ def played(pool, worker, answer):
 
 
 @pytest.mark.parametrize("start", ["spawn", "zygote"])
-def test_a_pool_of_another_simulator_plays_chunks_and_replaces_a_killed_worker(start):
+def test_a_pool_of_another_simulator_replaces_a_killed_worker(start):
     pool = pool_of(start)
     try:
         resets = {worker: ("reset", {"task_id": 5, "split": "train", "index": worker}) for worker in range(2)}
@@ -64,7 +64,7 @@ def test_a_pool_of_another_simulator_plays_chunks_and_replaces_a_killed_worker(s
         pool.close()
 
 
-def test_an_error_of_the_simulator_reaches_the_owner_with_its_name():
+def test_simulator_errors_reach_the_owner_with_their_name():
     pool = pool_of("spawn", max_restarts=0)
     try:
         _, failures = pool.ask({0: ("step", {"actions": np.ones((1, 1))})})  # never reset
@@ -90,7 +90,7 @@ def test_a_backend_that_workers_could_not_make_is_refused(target, kwargs, messag
         backend_settings(target, **kwargs)
 
 
-def test_a_backends_folder_travels_along_and_its_arguments_tell_simulators_apart():
+def test_a_backends_folder_travels_and_its_arguments_count():
     folder = str(Path(__file__).parents[2] / "helpers")
     toy = backend_settings("toy_backend:CounterBackend", width=6)
     assert toy == {"target": "toy_backend:CounterBackend", "kwargs": {"width": 6}, "path": folder}

@@ -43,7 +43,7 @@ def test_cuda_numbers_are_mapped_to_egl_devices():
     assert gl.cuda_index({"CUDA_VISIBLE_DEVICES": "GPU-1234"}) == 0
 
 
-def test_egl_is_chosen_where_it_works_and_osmesa_with_one_warning_elsewhere(monkeypatch, caplog):
+def test_egl_where_it_works_else_osmesa_with_one_warning(monkeypatch, caplog):
     asked = []
 
     def try_egl(python, cuda):

@@ -32,7 +32,7 @@ def imports_of(name):
     assert future, f"{name}.py: annotations are evaluated without `from __future__ import annotations`"
 
 
-def test_worker_modules_are_python_3_8_and_need_nothing_but_libero():
+def test_worker_modules_are_python_3_8_and_need_only_libero():
     """All that the processes of launch.py reach inside this package."""
     # robosuite brings numba, and numba llvmlite
     allowed = {"libero", "numpy", "mujoco", "robosuite", "numba", "llvmlite", "OpenGL", *sys.stdlib_module_names}

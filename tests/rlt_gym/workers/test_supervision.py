@@ -149,7 +149,7 @@ def interpreter(tmp_path):
     return path
 
 
-def test_too_many_restarts_raise_with_the_last_words_and_close_ends_the_zygote(interpreter):
+def test_too_many_restarts_raise_and_close_ends_the_zygote(interpreter):
     # its own interpreter, so that it does not share the zygote of the other environments here
     start = {"worker_python": interpreter, "worker_start": "zygote"}
     before = descriptors()
@@ -246,7 +246,7 @@ def test_workers_end_with_their_parent_whatever_they_are_doing(how):
     assert_all_end(pids)
 
 
-def test_a_worker_has_no_training_library_and_its_zygote_one_thread(env):
+def test_worker_has_no_training_library_and_zygote_one_thread(env):
     env.reset(seed=0)
     loaded = set(inject(env, 0, "loaded_modules"))
     assert "mujoco" in loaded
@@ -256,7 +256,7 @@ def test_a_worker_has_no_training_library_and_its_zygote_one_thread(env):
     assert len(os.listdir(f"/proc/{zygote_of(env)}/task")) == 1
 
 
-def test_another_interpreter_by_plain_subprocess_gives_the_same_bits(env, interpreter):
+def test_another_interpreter_gives_the_same_bits(env, interpreter):
     """Neither PYTHONPATH nor the name of our interpreter reaches the worker."""
     assert LaunchPlan.checked("auto", interpreter).start == "spawn"
     expected, _ = env.reset(seed=5)

@@ -5,6 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import MISSING, fields, is_dataclass
+from importlib import import_module
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
@@ -53,12 +56,34 @@ def test_readme_table_lists_every_command():
     assert set(re.findall(r"^\| `rlt ([a-z-]+)", readme, flags=re.M)) == set(COMMANDS)
 
 
+def settings_of(config_class, prefix=""):
+    """Names of a command's settings, those of settings inside them too, as its help has them."""
+    types = get_type_hints(config_class)
+    for field in fields(config_class):
+        kind, name = types[field.name], prefix + field.name
+        if is_dataclass(kind):
+            yield from settings_of(kind, f"{name}.")
+        required = field.default is MISSING and field.default_factory is MISSING
+        # the choices stand for a positional argument that has some
+        yield f"{{{','.join(get_args(kind))}}}" if required and get_origin(kind) is Literal else name
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_every_command(command, capsys):
+def test_help_describes_every_setting(command, capsys, monkeypatch):
+    """In words of its own, beside type and default, or in those of another setting that name it."""
+    monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as stop:
         parse(command, ["--help"])
     assert stop.value.code == 0
-    assert "--config" in capsys.readouterr().out
+    shown = re.findall(r"^  (?:--)?([a-z][\w.]*|\{.*\})(.*(?:\n {4,}.*)*)", capsys.readouterr().out, flags=re.M)
+    texts = {name: re.split(r"\s{2,}", text, maxsplit=1)[1] for name, text in shown}
+    module, _, settings = COMMANDS[command][0].partition(":")
+    wanted = set(settings_of(getattr(import_module(module), settings)))
+    if command == "train":
+        wanted = (wanted - {"algorithms"}) | set(algorithm_names())  # one section for each algorithm
+    assert texts.keys() - {"config", "print_config"} == wanted
+    wordless = {name for name in wanted if re.match(r"\((type|default|required)|$", texts[name])}
+    assert {name for name in wordless if not any(f"``{name}``" in text for text in texts.values())} == set()
 
 
 def test_list_tells_what_settings_take(capsys):

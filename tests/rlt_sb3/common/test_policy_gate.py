@@ -59,7 +59,7 @@ def episode(gate: PolicyGate, success: bool, steps: int = 3, by_actor: bool = Tr
     return played(gate, [chunk(success=success)], [True], by_actor)
 
 
-def test_an_actor_is_approved_when_it_beats_the_vla_beyond_chance():
+def test_actor_is_approved_when_it_beats_the_vla_beyond_chance():
     gate = PolicyGate(share=1.0, window=8)
     for success in [True, False] * 10:
         episode(gate, success, by_actor=False)
@@ -91,7 +91,7 @@ def test_an_actor_is_rejected_as_soon_as_it_cannot_be_approved():
         ([True] * 8, [4, 5, 3, 4, 5, 3, 4, 5], False),  # quicker, but not beyond chance: p = 0.3
     ],
 )
-def test_a_vla_that_is_nearly_perfect_is_replaced_by_a_quicker_actor(successes, steps, approved):
+def test_nearly_perfect_vla_is_replaced_by_a_quicker_actor(successes, steps, approved):
     gate = PolicyGate(share=1.0, window=8)
     for number, success in enumerate([True, True, True, False] * 5):
         episode(gate, success, by_actor=False, steps=4 + number % 2)
@@ -242,7 +242,7 @@ def make(**kwargs) -> RLT:
     return RLT("MultiInputPolicy", venv, seed=0, device="cpu", **(settings | kwargs))
 
 
-def test_predict_is_the_vla_until_an_actor_is_approved_and_then_changes_with_approvals_only():
+def test_predict_changes_with_approvals_only():
     model = make(gate={"share": 0.5, "window": 1})
     obs = model.env.reset()
     watch = Watch(obs)
@@ -332,7 +332,7 @@ def selection(model: RLT, evaluate, tmp_path, **kwargs) -> SelectionCallback:
     return callback
 
 
-def test_the_actor_that_practises_plays_the_selection_states_until_one_is_handed_out(tmp_path):
+def test_selection_plays_practicing_actor_until_one_is_approved(tmp_path):
     model = make(gate={"share": 0.5, "window": 50})
     model.learn(100)
     obs = model.env.reset()
@@ -364,7 +364,7 @@ def test_an_untrained_direct_actor_is_not_taken_for_the_vla(tmp_path):
     assert callback.run().evaluation == outcome(3) and model.gate.none_deployed
 
 
-def test_an_interrupt_while_the_practising_actor_plays_deploys_nothing(tmp_path):
+def test_interrupt_while_practicing_actor_plays_deploys_nothing(tmp_path):
     model = make(gate={"share": 0.5, "window": 50})
     model.learn(100)
     obs = model.env.reset()

@@ -123,7 +123,7 @@ def test_truncation_and_termination_rows():
     assert infos[1]["TimeLimit.truncated"] is False
 
 
-def test_termination_wins_over_truncation_and_infos_are_unbatched():
+def test_termination_wins_and_infos_are_unbatched():
     venv = GymnasiumVecEnv(counters(1, 3))
     venv.reset()
     _, _, dones, infos = venv.step(zeros(venv))

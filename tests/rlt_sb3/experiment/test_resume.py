@@ -108,7 +108,7 @@ def test_shipped_recipe_is_resumed(tmp_path, monkeypatch):
     assert 0 < np.nanmax(metrics["rollout/candidates"][before]) < np.nanmax(metrics["rollout/candidates"][after])
 
 
-def test_training_does_not_notice_evaluations_with_simulators_of_their_own(tmp_path, monkeypatch):
+def test_evaluations_with_own_simulators_do_not_change_training(tmp_path, monkeypatch):
     """The same networks and rows of metrics.csv as without them; and a run that dies goes on the same way."""
     apart = EvalSettings(4, 4, 50, videos=False, num_envs=3)
     with_them = train(config_of_whole(tmp_path, name="with", evaluation=apart)).run

@@ -4,7 +4,6 @@ import csv
 import json
 from dataclasses import replace
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import toy_env
@@ -17,7 +16,6 @@ from rlt_sb3.experiment.checkpoints import all_checkpoints
 from rlt_sb3.experiment.config import EnvConfig, EvalConfig, EvalSettings, load_config, save_config
 from rlt_sb3.experiment.environment import make_env
 from rlt_sb3.experiment.evaluate_run import evaluate_run
-from rlt_sb3.experiment.report import read_metrics
 from rlt_sb3.experiment.run_dir import RunDir
 from rlt_sb3.experiment.train import train
 
@@ -159,7 +157,7 @@ def test_budgets(tmp_path):
     assert result.selection[-1].chunks == 2
 
 
-def test_best_model_is_never_worse_than_the_vla_on_the_selection_states(tmp_path, monkeypatch, capsys):
+def test_best_model_is_never_worse_than_the_vla(tmp_path, monkeypatch, capsys):
     """A model that does everything wrong is warned about and not kept."""
     from rlt_sb3 import RLT
 
@@ -234,16 +232,6 @@ def test_a_run_is_evaluated_on_another_device(tmp_path, monkeypatch):
     assert devices == ["cpu"]
 
 
-def test_metrics_survive_and_increase(tmp_path):
-    result = train(small(tmp_path))
-    metrics = read_metrics(result.run)
-    steps = metrics["time/total_timesteps"]
-    assert len(steps) > 5
-    assert {"selection/success_rate", "selection/vla_success_rate", "rollout/success_rate"} <= set(metrics)
-    known = steps[~np.isnan(steps)]
-    assert (np.diff(known) >= 0).all()
-
-
 def test_bad_settings_start_nothing(tmp_path, spied):
     for changes, match in (
         ({"total_chunks": 0}, "total_chunks must be at least 1, got 0"),
@@ -280,7 +268,3 @@ def test_files_are_written_whole_or_not_at_all(tmp_path):
         raise RuntimeError
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
     assert [RunDir.create(tmp_path / "run").path.name for _ in range(3)] == ["run", "run-2", "run-3"]
-
-
-def test_toy_env_is_registered():
-    assert gym.make_vec("ToyRLToken-v0", num_envs=1).num_envs == 1

@@ -132,7 +132,7 @@ def test_mean_token_against_numpy():
 
 
 @pytest.mark.parametrize("rl_token", ["mean", None])
-def test_an_environment_with_either_token_trains_and_the_vla_stays_frozen(rl_token):
+def test_either_token_trains_and_the_vla_stays_frozen(rl_token):
     """What is frozen has the same bits after training as before."""
     vla = FakeVLA(n_tokens=5, token_dim=12)
     token = rl_token or RLTokenEncoder(RLTokenConfig(12, max_tokens=5, width=8, heads=1), vla.fingerprint(), "fake")

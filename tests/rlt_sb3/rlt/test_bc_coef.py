@@ -90,7 +90,7 @@ def test_marks_in_training_follow_the_episodes(stride):
     assert marks == {key: expected[key] for key in marks}
 
 
-def test_an_episode_cut_off_is_no_success_even_if_it_would_have_become_one():
+def test_an_episode_cut_off_is_no_success():
     model = make_model(1, learning_starts=1000)
     model.learn(1)
     model.end_trajectories()
@@ -109,7 +109,7 @@ def test_without_is_success_a_positive_last_reward_is_one():
         assert bool(model.replay_buffer.sample(1).successful) is success
 
 
-def test_no_pull_without_the_weight_and_nothing_but_pull_with_a_large_one():
+def test_zero_weight_is_no_pull_and_a_large_one_nothing_else():
     """With weight 0 the target of the pull changes no gradient; with weight 1000 the actor ends at the target."""
     model, batch = oracle_model(reference_dropout=0.0)
     model.bc_coef = 0.0

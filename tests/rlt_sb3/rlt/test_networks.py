@@ -107,7 +107,7 @@ def test_proprio_is_normalized_as_the_robot_says(tmp_path):
         make_model(venv=venv)
 
 
-def test_the_layout_of_liberos_proprio_is_the_one_without_a_robot():
+def test_proprio_layout_without_a_robot_is_liberos():
     venv = make_venv(2)
     venv.unwrapped.env.metadata["robot"] = robot_of(*LIBERO_PROPRIO)
     described, plain = make_model(venv=venv), make_model()

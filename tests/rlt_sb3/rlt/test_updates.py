@@ -171,7 +171,7 @@ def test_dropout_happens_in_actor_updates_only():
     assert target.kept == [None, None] and actor.kept == []  # the slow copy acts, without dropout
 
 
-def test_dropout_hides_the_reference_from_the_network_and_not_from_the_sum():
+def test_dropout_hides_the_reference_only_from_the_network():
     """
     An untrained residual actor plays the VLA's chunk with dropout, too: the pull has nothing to pull at. Where it had,
     the network's first lesson was to make up for a whole chunk, and its first steps led far from the VLA.

@@ -301,7 +301,7 @@ def test_collect_refuses_bad_settings(arguments: dict[str, Any], message: str) -
 
 
 @pytest.mark.sim
-def test_collected_demonstrations_succeed_when_played_again_and_slow_ones_take_longer(tmp_path: Path) -> None:
+def test_demonstrations_succeed_again_and_slow_ones_take_longer(tmp_path: Path) -> None:
     simulator, lengths = embedded_simulator("libero_goal", 8), []
     for speed in (0.9, 0.5):
         settings = {"assets": "embedded", "image_size": 32, "num_envs": 1, "noise": 0.0, "demos": 1, "speed": speed}

@@ -127,7 +127,7 @@ print("same pictures")
 
 
 @pytest.mark.sim
-def test_small_boxes_of_a_body_are_drawn_as_one_in_the_same_picture():
+def test_merged_boxes_of_a_body_look_like_separate_ones():
     """Two kinds of boxes turned every way on two bodies, some large or transparent: those stay as they are."""
     code = """
 rng = np.random.default_rng(0)

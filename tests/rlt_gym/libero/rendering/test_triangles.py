@@ -50,7 +50,7 @@ def test_a_triangle_is_left_out_only_if_no_sample_can_see_it(facing):
             assert not (np.array(turns) > 0).all(axis=0).any(), left_out
 
 
-def test_batches_that_are_clipped_stay_so_and_are_not_mixed_with_others():
+def test_clipped_batches_stay_so_and_unmixed():
     """OpenGL must draw what is left of a batch of triangles in the way it would draw all of it."""
     from rlt_gym.libero.rendering.triangles import BATCH
 

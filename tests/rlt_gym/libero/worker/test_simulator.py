@@ -79,7 +79,7 @@ print("same states")
 
 
 @pytest.mark.sim
-def test_fixtures_stand_where_stock_puts_them_in_a_scene_with_an_open_drawer():
+def test_fixtures_beside_an_open_drawer_stand_as_in_stock():
     """The drawer's random draws come before the cabinet's place. In a process of its own, as above."""
     code = """
 import numpy as np

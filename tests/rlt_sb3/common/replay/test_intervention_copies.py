@@ -74,7 +74,7 @@ def test_returns_run_through_copies_that_follow_each_other(stride):
 
 
 @pytest.mark.parametrize("room", [2, 3, 7, 40])
-def test_a_full_ring_of_copies_stays_right_and_the_file_stays_whole(tmp_path, room):
+def test_full_ring_of_copies_stays_right_in_memory_and_file(tmp_path, room):
     """Whatever survives is a row of the world; what was in the file is still there, and the newest copy, too."""
     earlier = Taken(1, seed=5)
     source = make(100, 1)
