@@ -136,9 +136,8 @@ def test_constraints_meet_the_requirements():
 def make_commands():
     """What README and CONTRIBUTING tell to type: in a block of code, or between backticks."""
     texts = [(ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md")]
-    return sorted(
-        {" ".join(found.split()) for text in texts for found in re.findall(r"(?:^|`)(make [^#`\n]+)", text, re.M)}
-    )
+    found = [command for text in texts for command in re.findall(r"(?:^|`)(make [^#`\n]+)", text, flags=re.M)]
+    return sorted({command.strip() for command in found})
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")

@@ -1,5 +1,6 @@
 """What a user might let run inside a worker; found by its name, in this folder."""
 
+import ctypes
 import os
 
 import numpy as np
@@ -39,6 +40,13 @@ def note_state(simulator, folder):
     with open(os.path.join(folder, str(os.getpid())), "ab") as file:
         np.concatenate([simulator.data.qpos, simulator.data.qvel]).tofile(file)
     return False
+
+
+def hang(simulator, proposed, step, folder):
+    """Says by a file that the worker is inside a step, and hangs in C code that keeps the interpreter lock."""
+    with open(os.path.join(folder, "inside"), "w"):
+        pass
+    ctypes.PyDLL(None).sleep(3600)
 
 
 class NoPredicate:

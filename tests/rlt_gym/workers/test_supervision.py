@@ -181,11 +181,11 @@ def test_a_dead_zygote_is_replaced_with_its_workers(env):
     assert equal(obs, first, 0) and equal(obs, first, 1)
 
 
-def test_close_during_a_step_ends_it():
+def test_close_during_a_step_ends_it(tmp_path):
     before = descriptors()
-    env = LiberoVectorEnv(1, "libero_goal", [1], chunk_length=1, **FAST)
+    hang = {"intervention": "intervention_hooks:hang", "intervention_kwargs": {"folder": str(tmp_path)}}
+    env = LiberoVectorEnv(1, "libero_goal", [1], chunk_length=1, **hang, **FAST)
     env.reset(seed=0)
-    inject(env, 0, "hang_at_step")
     pids = env.worker_pids
     raised = []
 
@@ -196,7 +196,10 @@ def test_close_during_a_step_ends_it():
 
     thread = threading.Thread(target=step)
     thread.start()
-    time.sleep(0.3)
+    deadline = time.monotonic() + 100  # only so that the test ends
+    while not (tmp_path / "inside").exists() and thread.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (tmp_path / "inside").exists() and thread.is_alive()
     env.close()
     thread.join(timeout=60)
     assert raised
