@@ -140,6 +140,11 @@ def make_commands():
     return sorted({command.strip() for command in found})
 
 
+def test_readme_begins_with_two_commands():
+    first = (ROOT / "README.md").read_text().split("```")[1]
+    assert [line.split("#")[0].strip() for line in first.strip().splitlines()] == ["make demo", "make test"]
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 @pytest.mark.parametrize("command", make_commands())
 def test_documented_make_commands_do_something(command):

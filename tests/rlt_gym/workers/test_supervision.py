@@ -36,8 +36,8 @@ def alive(pid):
         return False
 
 
-def assert_all_end(pids, seconds=30):
-    """The promise is 5 s (benchmarks/faults.py measures it); a starved test machine gets more."""
+def assert_all_end(pids, seconds=100):
+    """The promise is 5 s, which benchmarks/faults.py measures; here the time only bounds a hang."""
     deadline = time.monotonic() + seconds
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -70,6 +70,7 @@ def test_predict_is_the_same_in_both_modes_and_repeatable():
         model.policy.set_training_mode(mode)
         results.append(model.predict(obs)[0])
     assert np.array_equal(results[0], results[1]) and np.array_equal(results[0], results[2])
+    assert not np.array_equal(results[0], obs["vla_ref"])
 
 
 def robot_of(*parts):

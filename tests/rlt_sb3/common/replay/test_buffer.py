@@ -4,6 +4,7 @@ step), and actions and rewards follow from it.
 """
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -199,7 +200,10 @@ def test_threads(seconds):
     threads = [threading.Thread(target=guarded, args=(work, seed)) for seed in range(4) for work in (write, read)]
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + seconds + 100  # only so that the test ends
     stop.wait(seconds)
+    while buffer.rows_stored <= 300 and not errors and time.monotonic() < deadline:
+        stop.wait(0.01)
     stop.set()
     for thread in threads:
         thread.join()

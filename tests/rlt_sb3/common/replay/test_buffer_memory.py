@@ -68,10 +68,23 @@ def test_saving_copies_nothing(tmp_path, count):
 
 def test_saving_waits_for_other_threads(tmp_path):
     model = RLT("MultiInputPolicy", GymnasiumVecEnv(FakeRLTokenVectorEnv(1)), device="cpu")
+    lock, asked = model.replay_buffer._lock, threading.Event()
+
+    class Watched:
+        """The buffer's lock, which tells that someone asks for it."""
+
+        def __enter__(self):
+            asked.set()
+            lock.acquire()
+
+        def __exit__(self, *_):
+            lock.release()
+
+    model.replay_buffer._lock = Watched()
     saver = threading.Thread(target=model.save_replay_buffer, args=(tmp_path / "buffer.pkl",))
-    with model.replay_buffer._lock:
+    with lock:
         saver.start()
-        saver.join(0.2)
+        assert asked.wait(100)
         assert saver.is_alive() and not list(tmp_path.iterdir())
     saver.join()
     assert load_from_pkl(tmp_path / "buffer.pkl").size() == 0
