@@ -180,15 +180,15 @@ def test_seeds_and_options_are_passed_once():
 
 
 def test_same_seed_same_rollout():
-    def rollout():
+    def rollout(seed):
         venv = GymnasiumVecEnv(FakeRLTokenVectorEnv(2))
-        venv.seed(3)
+        venv.seed(seed)
         out = [venv.reset()["z_rl"]]
         for _ in range(6):
             out.append(venv.step(zeros(venv))[0]["z_rl"])
         return np.array(out)
 
-    assert np.array_equal(rollout(), rollout())
+    assert np.array_equal(rollout(3), rollout(3)) and not np.array_equal(rollout(3), rollout(4))
 
 
 def test_returned_arrays_are_fresh():
