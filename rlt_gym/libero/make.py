@@ -90,10 +90,11 @@ def make_rl_token_libero_vec(
     env = LiberoVectorEnv(
         num_envs=num_envs, suite=suite, task_ids=task_ids, chunk_length=chunk_length, render=render, **raw_env_kwargs
     )
-    if loaded.spec.assets not in (None, env.assets.kind):
+    trained_on = loaded.spec.assets
+    if trained_on is not None and env.assets.kind != trained_on:
         warnings.warn(
-            f"The VLA {loaded.spec.name!r} was trained on {loaded.spec.assets} assets and plays on {env.assets.kind} "
-            f"ones here ({env.assets.path}): expect few successes. Pass assets={loaded.spec.assets!r}.",
+            f"The VLA {loaded.spec.name!r} was trained on {trained_on} assets and plays on {env.assets.kind} ones here "
+            f"({env.assets.path}): expect few successes. Pass assets={trained_on!r}.",
             stacklevel=2,
         )
     try:

@@ -1,8 +1,7 @@
 """Success rates of a VLA's own chunks, on the fake whose even initial states succeed at control step 13."""
 
-import gymnasium
 import pytest
-from gymnasium.envs.registration import register
+import toy_env  # noqa: F401 registers the fakes
 
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_gym.vla.success_rates import success_rates
@@ -10,9 +9,7 @@ from rlt_gym.vla.success_rates import success_rates
 
 @pytest.fixture
 def env_id():
-    register("FakeLIBERO-v0", vector_entry_point="rlt_gym.testing:FakeLiberoVectorEnv")
-    yield "FakeLIBERO-v0"
-    del gymnasium.registry["FakeLIBERO-v0"]
+    return "FakeLIBERO-v0"
 
 
 class Recording(FakeVLA):

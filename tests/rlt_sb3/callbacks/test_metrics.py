@@ -73,7 +73,7 @@ def test_logged_keys_are_the_documented_ones(run, tmp_path, monkeypatch):
         events = EventAccumulator(str(folder / "tensorboard")).Reload()
         assert columns == set(events.Tags()["scalars"])
         general |= {re.sub(r"(_distance_|_rate_task_|/reward_).*", r"\1*", key) for key in columns}
-    assert general == DOCUMENTED
+    assert general == DOCUMENTED - {"time/iterations"}  # of on-policy algorithms alone
 
 
 def test_numbers(run):
@@ -89,10 +89,9 @@ def test_numbers(run):
     # three successes in 600 control steps (half a simulated minute) are sixty in ten minutes
     assert throughput(3, 600, 20.0) == 60.0 and throughput(0, 0, 20.0) == 0.0
     # during learning_starts the VLA's chunks are played
-    first = np.flatnonzero(~np.isnan(metrics["rollout/vla_distance_0"]))[0]
-    assert metrics["time/chunks"][first] < 20 and metrics["rollout/vla_distance_0"][first] == 0.0
-    distances = metrics["rollout/vla_distance_0"]
-    assert distances[~np.isnan(distances)][last] > 0
+    distances = metrics["rollout/vla_distance_sign"]
+    first, *_, newest = np.flatnonzero(~np.isnan(distances))
+    assert metrics["time/chunks"][first] < 20 and distances[first] == 0.0 and distances[newest] > 0
 
 
 def test_updates_follow_the_rows(run):

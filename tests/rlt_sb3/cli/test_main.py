@@ -233,7 +233,7 @@ def test_settings_inside_an_algorithms_mappings(tmp_path):
     (tmp_path / "c.yaml").write_text("rlt: {utd: 1.0, policy_kwargs: {critic_precision: auto, net_arch: [8]}}")
     arguments = ["--config", str(tmp_path / "c.yaml"), "--rlt.policy_kwargs.token_input", "false"]
     arguments += ["--rlt.policy_kwargs.net_arch=[16, 4]", "--rlt.gate.window", "8", "--rlt.utd", "2.5"]
-    assert parse("train", arguments).rlt == {
+    assert parse("train", arguments).settings == {
         "utd": 2.5,
         "policy_kwargs": {"critic_precision": "auto", "net_arch": [16, 4], "token_input": False},
         "gate": {"window": 8},
