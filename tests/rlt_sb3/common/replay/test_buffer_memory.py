@@ -84,8 +84,9 @@ def test_saving_waits_for_other_threads(tmp_path):
     saver = threading.Thread(target=model.save_replay_buffer, args=(tmp_path / "buffer.pkl",))
     with lock:
         saver.start()
-        assert asked.wait(100)
-        assert saver.is_alive() and not list(tmp_path.iterdir())
+        while saver.is_alive() and not asked.wait(0.01):
+            pass
+        assert asked.is_set() and not list(tmp_path.iterdir())
     saver.join()
     assert load_from_pkl(tmp_path / "buffer.pkl").size() == 0
 
