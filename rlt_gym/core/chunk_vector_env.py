@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -90,7 +91,8 @@ class ChunkVectorEnv(VectorEnv):
     :param chunk_length: C.
     :param max_episode_steps: Control steps before truncation.
     :param init_states: The split to begin with: ``"train"``, ``"selection"`` or ``"eval"``.
-    :param seed: Seed until :meth:`reset` is given one.
+    :param seed: Seed until :meth:`reset` is given one; ``None``: drawn from the operating system's entropy.
+        ``np_random_seed`` is the present one.
     :param autoreset_mode: ``SAME_STEP`` or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
     :param render_mode: ``None`` or ``"rgb_array"``.
     :param obs_stride: Also observe every so many control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
@@ -112,7 +114,7 @@ class ChunkVectorEnv(VectorEnv):
         chunk_length: int = 8,
         max_episode_steps: int = 300,
         init_states: str = "train",
-        seed: int = 0,
+        seed: int | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
         render_mode: str | None = None,
         obs_stride: int | None = None,
@@ -136,7 +138,10 @@ class ChunkVectorEnv(VectorEnv):
         if train_episode_steps is not None:
             checked_int("train_episode_steps", train_episode_steps, 1, self.max_episode_steps)
         self.train_episode_steps = train_episode_steps
-        self.sequence = sequence(self.num_envs, len(self.tasks), init_states, seed, group_size)
+        self._np_random, self._np_random_seed = seeding.np_random(
+            None if seed is None else EpisodeSequence.checked_seed(seed)
+        )
+        self.sequence = sequence(self.num_envs, len(self.tasks), init_states, self._np_random_seed, group_size)
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode must be None or 'rgb_array', got {render_mode!r}")
         self.render_mode = render_mode
@@ -245,7 +250,8 @@ class ChunkVectorEnv(VectorEnv):
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Infos]:
         """
-        :param seed: Base seed of the training split's initial states. A list must hold consecutive integers.
+        :param seed: Seed s of the training split's initial states; a list must be s, s + 1, ..., one per environment.
+            ``None`` (or a list of it) keeps the present one.
         :param options: ``init_states`` switches the split; ``reset_mask`` (bool (num_envs,)) resets a part;
             ``shard`` (k, n) leaves, from this full reset to the next one, only the episodes k, k + n, k + 2n, ... of
             the sequence, so that n environments can divide an evaluation among them.
@@ -253,13 +259,12 @@ class ChunkVectorEnv(VectorEnv):
         :raises ValueError: A bad seed or option; the environments are untouched.
         """
         mask, split, shard = self._checked_options(options)
-        if isinstance(seed, list):
-            seed = seed[0] if seed else None
+        seed = self.sequence.base_seed(seed)
         super().reset(seed=seed)
         if mask.all():
             self.sequence.restart(split, seed, shard)
         elif seed is not None:
-            self.sequence.seed = self.sequence.checked_seed(seed)
+            self.sequence.seed = seed
         envs = np.flatnonzero(mask).tolist()
         self._begin_episodes(envs)
         infos: Infos = {}

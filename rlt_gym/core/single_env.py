@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 
@@ -33,6 +34,7 @@ class SingleEnv(gym.Env):
         self.metadata = {**env.metadata}
         self.metadata.pop("autoreset_mode")
         self.render_mode = env.render_mode
+        self._np_random, self._np_random_seed = seeding.np_random(env.np_random_seed)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
         """Start the next episode; with ``seed`` the first of that seed's sequence."""

@@ -80,7 +80,8 @@ class LiberoVectorEnv(ChunkVectorEnv):
     :param train_episode_steps: The same in the training split, at most ``max_episode_steps``; ``None``: no difference.
         An attempt that has failed early then costs less time, and an evaluation keeps the suite's horizon.
     :param render_mode: ``None`` or ``"rgb_array"`` (:meth:`render` gives upright 256-pixel frames).
-    :param seed: Seed until :meth:`reset` is given one.
+    :param seed: Seed until :meth:`reset` is given one; ``None``: drawn from the operating system's entropy.
+        ``np_random_seed`` is the present one.
     :param obs_stride: Also observe every so many control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
     :param intervention: Who may take over, ``"module:Class"`` or ``"module:function"``, see
         :mod:`rlt_gym.libero.interventions`; ``intervention_kwargs``: its keyword arguments.
@@ -108,7 +109,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
         render: str = "exact",
         max_episode_steps: int | None = None,
         render_mode: str | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
         obs_stride: int | None = None,
         intervention: str | None = None,
