@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -254,7 +255,8 @@ class ChunkVectorEnv(VectorEnv):
             ``None`` (or a list of it) keeps the present one.
         :param options: ``init_states`` switches the split; ``reset_mask`` (bool (num_envs,)) resets a part;
             ``shard`` (k, n) leaves, from this full reset to the next one, only the episodes k, k + n, k + 2n, ... of
-            the sequence, so that n environments can divide an evaluation among them.
+            the sequence, so that n environments can divide an evaluation among them. Others, which libraries hand on
+            to every environment (Minari's ``minari_autoseed``), are ignored with a warning.
         :return: Observations and infos of all environments; where a part is reset, infos of that part.
         :raises ValueError: A bad seed or option; the environments are untouched.
         """
@@ -278,7 +280,11 @@ class ChunkVectorEnv(VectorEnv):
         split = options.pop("init_states", None)
         shard = options.pop("shard", None)
         if options:
-            raise ValueError(f"Unknown reset options {sorted(options)}; known: init_states, reset_mask, shard")
+            warnings.warn(
+                f"The reset options {sorted(map(str, options))} are ignored; this environment takes init_states, "
+                "reset_mask and shard",
+                stacklevel=3,
+            )
         if shard is not None and not 0 <= shard[0] < shard[1]:
             raise ValueError(f"shard must be (k, n) with 0 <= k < n, got {shard!r}")
         if split is not None:
