@@ -15,6 +15,7 @@ from gymnasium.vector.utils import batch_space
 
 from rlt_gym.core.chunk_info import chunk_info
 from rlt_gym.core.episodes import Episode, EpisodeSequence, checked_int
+from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.robot_spec import RobotSpec
 
 Observation = dict[str, np.ndarray]
@@ -53,7 +54,7 @@ class Played:
     said: dict[str, Any] = field(default_factory=dict)
 
 
-class ChunkVectorEnv(VectorEnv):
+class ChunkVectorEnv(MemberAccess, VectorEnv):
     """
     N environments that play chunks of C control steps together; everything but the simulators.
 
@@ -105,6 +106,8 @@ class ChunkVectorEnv(VectorEnv):
     :param sequence: Class of the sequence of episodes.
     :raises ValueError: A bad argument.
     """
+
+    per_member = ("task",)
 
     def __init__(
         self,
