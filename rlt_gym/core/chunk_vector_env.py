@@ -107,6 +107,8 @@ class ChunkVectorEnv(MemberAccess, VectorEnv):
     :raises ValueError: A bad argument.
     """
 
+    #: What Gymnasium reads before there is an environment; the environment's own metadata say more.
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
     per_member = ("task",)
 
     def __init__(
@@ -152,6 +154,8 @@ class ChunkVectorEnv(MemberAccess, VectorEnv):
         mode = AutoresetMode(autoreset_mode)
         if mode == AutoresetMode.NEXT_STEP:
             raise ValueError("autoreset_mode must be SAME_STEP or DISABLED: NEXT_STEP would waste a chunk per episode")
+        #: As ``SyncVectorEnv`` has it.
+        self.autoreset_mode = mode
         self.metadata = {
             "render_modes": ["rgb_array"],
             "render_fps": robot.control_frequency / self.chunk_length,
@@ -360,7 +364,7 @@ class ChunkVectorEnv(MemberAccess, VectorEnv):
         inner = self._inner_infos(played) if self._inner_steps else {}
         done = terminations | truncations
         infos: Infos = {}
-        if self.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP and done.any():
+        if self.autoreset_mode == AutoresetMode.SAME_STEP and done.any():
             infos = self._begin_anew(done, step_infos)
         else:
             self._dones = done.copy()

@@ -25,6 +25,9 @@ class SingleEnv(gym.Env):
     :param env: A vector environment with ``num_envs == 1`` and autoreset disabled.
     """
 
+    #: What Gymnasium reads before there is an environment; the environment's own metadata say more.
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
     def __init__(self, env: VectorEnv):
         if env.num_envs != 1 or env.metadata["autoreset_mode"] != AutoresetMode.DISABLED:
             raise ValueError("SingleEnv needs a vector environment with one member and autoreset disabled")

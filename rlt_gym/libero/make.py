@@ -113,3 +113,8 @@ def make_rl_token_libero(**kwargs: Any) -> SingleEnv:
     :return: One environment; it is reset by its user.
     """
     return SingleEnv(make_rl_token_libero_vec(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **kwargs))
+
+
+# gymnasium.make reads the modes of its entry point: with them it adds HumanRendering and RenderCollection by itself.
+make_libero.metadata = make_rl_token_libero.metadata = SingleEnv.metadata  # type: ignore[attr-defined]
+make_rl_token_libero_vec.metadata = RLTokenVectorEnv.metadata  # type: ignore[attr-defined]

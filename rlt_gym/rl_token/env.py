@@ -8,6 +8,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
+from rlt_gym.core.chunk_vector_env import ChunkVectorEnv
 from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.robot_spec import RobotSpec
 
@@ -46,6 +47,9 @@ class RLTokenVectorEnv(MemberAccess, VectorWrapper):
     :raises ValueError: If VLA, encoder and environment do not fit together.
     """
 
+    #: What Gymnasium reads before there is an environment; the environment's own metadata say more.
+    metadata: dict[str, Any] = ChunkVectorEnv.metadata
+
     def __init__(self, env: VectorEnv, vla: "FrozenVLA", encoder: "Encoder", device: str = "cpu") -> None:
         from rlt_gym.rl_token.io import frozen_fingerprint, load_rl_token
         from rlt_gym.vla.registry import load_vla
@@ -67,6 +71,8 @@ class RLTokenVectorEnv(MemberAccess, VectorWrapper):
         self.vla = loaded
         self.encoder = load_rl_token(encoder, self.vla, device)
         self.metadata = {**env.metadata, "fingerprint": frozen_fingerprint(self.vla, self.encoder)}
+        #: The raw environment's.
+        self.autoreset_mode = mode
         self.device = device
         assert isinstance(single, spaces.Dict)
         self.single_observation_space = spaces.Dict(
