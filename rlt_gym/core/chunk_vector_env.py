@@ -16,6 +16,7 @@ from gymnasium.vector.utils import batch_space
 from rlt_gym.core.chunk_info import chunk_info
 from rlt_gym.core.episodes import Episode, EpisodeSequence, checked_int
 from rlt_gym.core.members import MemberAccess
+from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
 
 Observation = dict[str, np.ndarray]
@@ -54,7 +55,7 @@ class Played:
     said: dict[str, Any] = field(default_factory=dict)
 
 
-class ChunkVectorEnv(MemberAccess, VectorEnv):
+class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
     """
     N environments that play chunks of C control steps together; everything but the simulators.
 

@@ -9,6 +9,8 @@ import numpy as np
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from rlt_gym.core.pickling import PickledByArguments
+
 
 def _first(info: dict[str, Any]) -> dict[str, Any]:
     """Env 0 of a vector info: drop the ``_key`` masks, take index 0 of the rest."""
@@ -20,7 +22,7 @@ def _first(info: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-class SingleEnv(gym.Env):
+class SingleEnv(PickledByArguments, gym.Env):
     """
     :param env: A vector environment with ``num_envs == 1`` and autoreset disabled.
     """

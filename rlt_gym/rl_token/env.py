@@ -10,6 +10,7 @@ from gymnasium.vector.utils import batch_space
 
 from rlt_gym.core.chunk_vector_env import ChunkVectorEnv
 from rlt_gym.core.members import MemberAccess
+from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from rlt_gym.vla.base import FrozenVLA, VLASpec
 
 
-class RLTokenVectorEnv(MemberAccess, VectorWrapper):
+class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
     """
     Replaces the pictures of a raw vector environment by what stage 2 of the RL-token method reads: ``z_rl`` (D,),
     ``vla_ref`` (C, d), the first C actions of the VLA's chunk, and raw ``proprio`` (P,), all float32.

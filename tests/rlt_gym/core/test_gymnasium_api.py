@@ -1,14 +1,21 @@
 """What Gymnasium and the libraries around it expect of an environment beside ``reset`` and ``step``."""
 
+import copy
+import pickle
+
 import gymnasium as gym
+import numpy as np
 import pytest
 from gymnasium.envs.registration import load_env_creator
+from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from still_env import Still
 
+from rlt_gym.core.single_env import SingleEnv
 from rlt_gym.libero import vector_env as libero
 from rlt_gym.rl_token.env import RLTokenVectorEnv
 from rlt_gym.rl_token.mean import MeanToken
-from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
+from rlt_gym.testing import FakeLiberoVectorEnv, FakeRLTokenVectorEnv, FakeVLA
 
 IDS = ("LIBERO-v0", "RLToken-LIBERO-v0")
 VLA = FakeVLA(horizon=8)
@@ -53,3 +60,52 @@ def test_gymnasium_adds_the_modes_that_we_have_not(id, no_simulator):
     env.step(env.action_space.sample())
     assert [frame.shape for frame in env.render()] == [(32, 32, 3)] * 2
     assert gym.make(id, **MORE[id]).metadata["render_fps"] == 2.5
+
+
+def copies(env):
+    return pickle.loads(pickle.dumps(env)), copy.deepcopy(env)
+
+
+def play(env, chunks=4):
+    """Everything that can be seen of an environment with a seed of its own."""
+    shape = env.action_space.shape
+    seen = [env.reset()]
+    seen += [env.step(np.full(shape, 0.1, dtype=np.float32)) for _ in range(chunks)]
+    return seen
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        Still(3, seed=4, group_size=2),
+        SingleEnv(Still(1, seed=4, autoreset_mode=AutoresetMode.DISABLED)),
+        FakeRLTokenVectorEnv(2, seed=3),
+        RLTokenVectorEnv(FakeLiberoVectorEnv(2, success_step=5), VLA, MeanToken(VLA.spec.token_dim)),
+    ],
+    ids=lambda env: type(env).__name__,
+)
+def test_a_copy_is_made_with_the_same_arguments_and_begins_anew(env):
+    chunks = 2 if isinstance(env, SingleEnv) else 4
+    played = play(env, chunks)
+    for other in copies(env):
+        assert type(other) is type(env) and other is not env
+        assert data_equivalence(play(other, chunks), played)
+        for again in copies(other):
+            assert data_equivalence(play(again, chunks), played)
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_what_gymnasium_makes_can_be_copied(id, no_simulator):
+    single, vector = gym.make(id, success_step=5, **MORE[id]), gym.make_vec(id, num_envs=2, success_step=5, **MORE[id])
+    for env in (single, vector):
+        for other in copies(env):
+            assert other.unwrapped.spec.id == id
+            for each in (env, other):
+                each.reset(seed=1)
+            results = [each.step(np.zeros(env.action_space.shape, dtype=np.float32)) for each in (env, other)]
+            assert data_equivalence(*results)
+
+
+def test_a_copy_without_a_seed_draws_its_own():
+    env = Still(2)
+    assert len({env.np_random_seed, *(other.np_random_seed for other in copies(env))}) == 3
