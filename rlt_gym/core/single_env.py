@@ -13,12 +13,14 @@ from rlt_gym.core.pickling import PickledByArguments
 
 
 def _first(info: dict[str, Any]) -> dict[str, Any]:
-    """Env 0 of a vector info: drop the ``_key`` masks, take index 0 of the rest."""
+    """Env 0 of a vector info: drop the ``_key`` masks, take index 0 of the rest, as plain Python values."""
     result: dict[str, Any] = {}
     for key, value in info.items():
         if key.startswith("_"):
             continue
-        result[key] = _first(value) if isinstance(value, dict) else value[0]
+        first = _first(value) if isinstance(value, dict) else value[0]
+        # SyncVectorEnv makes arrays of bool, int and float of plain values only, and of others arrays of objects
+        result[key] = first.item() if isinstance(first, np.generic) else first
     return result
 
 

@@ -109,3 +109,22 @@ def test_what_gymnasium_makes_can_be_copied(id, no_simulator):
 def test_a_copy_without_a_seed_draws_its_own():
     env = Still(2)
     assert len({env.np_random_seed, *(other.np_random_seed for other in copies(env))}) == 3
+
+
+def test_infos_of_one_environment_hold_plain_values():
+    """NumPy's own scalars become arrays of objects under SyncVectorEnv, and cannot be written as JSON."""
+    env = SingleEnv(FakeLiberoVectorEnv(1, autoreset_mode=AutoresetMode.DISABLED, obs_stride=3))
+    for info in (env.reset(seed=0)[1], env.step(np.zeros((8, 7)))[-1]):
+        kinds = {key: type(value) for key, value in info.items() if not isinstance(value, np.ndarray | dict)}
+        plain = {"is_success": bool, "worker_restarted": bool, "instruction": str} | {
+            key: int for key in ("chunk_steps", "episode_steps", "task_id", "init_index", "worker_restarts")
+        }
+        assert {key: kinds[key] for key in plain} == plain and set(kinds.values()) <= {bool, int, float, str}
+
+    def make():
+        return SingleEnv(FakeLiberoVectorEnv(1, autoreset_mode=AutoresetMode.DISABLED))
+
+    theirs, ours = SyncVectorEnv([make, make]), FakeLiberoVectorEnv(2)
+    infos = [env.reset(seed=0)[1] for env in (theirs, ours)]
+    for key in ("is_success", "worker_restarted", "chunk_steps", "init_index", "step_rewards"):
+        assert infos[0][key].dtype == infos[1][key].dtype != object
