@@ -1,7 +1,9 @@
 """Workers of a simulator that is not LIBERO: its folder is all that a second one needs."""
 
 import os
+import re
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from rlt_gym.workers.shared_memory import SharedPictures, anonymous_file
 SHAPES = {"camera": (4, 6, 3)}
 
 
-def pool_of(start, max_restarts=2, **hooks):
+def pool_of(start, max_restarts=2, num_workers=2, **hooks):
     settings = {
         "name": "Toy",
         "backend": backend_settings("toy_backend:CounterBackend", width=6),
@@ -24,7 +26,7 @@ def pool_of(start, max_restarts=2, **hooks):
         "resident": 2,
         "hooks": {"action_size": 1, **hooks},
     }
-    return WorkerPool(2, LaunchPlan.checked(start, None), settings, 2, [5], 60.0, max_restarts)
+    return WorkerPool(num_workers, LaunchPlan.checked(start, None), settings, 2, [5], 60.0, max_restarts)
 
 
 def played(pool, worker, answer):
@@ -116,3 +118,32 @@ def test_shared_pictures_keep_slots_and_keys_apart():
         taken = ours.take(rest, slot)
         assert all(np.array_equal(taken[key], observation[key]) for key in observation)
     assert ours.frame.shape == (16, 16, 3) and (ours.frame == 9).all()
+
+
+def test_time_runs_for_all_workers_at_once():
+    """However many of them hang, one waits as long as for one; those that answer are heard."""
+    pool = pool_of("spawn", num_workers=4)
+    try:
+        resets = {worker: ("reset", {"task_id": 5, "split": "train", "index": worker}) for worker in range(4)}
+        assert not pool.ask(resets)[1]
+        for client in pool.clients:
+            client._timeout = 1.0
+        for worker in (0, 1, 3):
+            os.kill(pool.clients[worker].pid, signal.SIGSTOP)
+        for patience, words in ((1.0, r"did not answer within 1 s \(worker_timeout\)"),
+                                (2.0, r"did not answer within 2 s \(2 times worker_timeout\)")):  # fmt: skip
+            began = time.monotonic()
+            answers, failures = pool.ask(resets, patience)
+            assert patience <= time.monotonic() - began < patience + 0.9
+            assert list(answers) == [2] and list(failures) == [0, 1, 3]
+            assert all(re.search(words, str(failure)) for failure in failures.values())
+        # answers that come late belong to questions that nobody waits for any more
+        for worker in (0, 1, 3):
+            os.kill(pool.clients[worker].pid, signal.SIGCONT)
+        for client in pool.clients:
+            client._timeout = 60.0
+        answers, failures = pool.ask({worker: ("step", {"actions": np.full((1, 1), worker)}) for worker in (3, 0, 1)})
+        assert not failures and list(answers) == [3, 0, 1]
+        assert [played(pool, worker, answers[worker])[0] for worker in (0, 1, 3)] == [0, 2, 6]
+    finally:
+        pool.close()
