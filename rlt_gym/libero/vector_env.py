@@ -90,8 +90,9 @@ class LiberoVectorEnv(ChunkVectorEnv):
     :param autoreset_mode: ``SAME_STEP`` or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
     :param compiled: Whether control steps run through the compiled loop or through robosuite's own, which gives the
         same states some four times slower, to find the cause of a wrong state.
-    :param worker_options: ``worker_start``, ``worker_python``, ``worker_timeout``, ``max_restarts`` and
-        ``resident_tasks`` (``None``: up to 4, as memory allows), see :class:`~rlt_gym.workers.options.WorkerOptions`.
+    :param worker_options: ``worker_start``, ``worker_python``, ``worker_timeout``, ``build_timeout``,
+        ``max_restarts`` and ``resident_tasks`` (``None``: up to 4, as memory allows), see
+        :class:`~rlt_gym.workers.options.WorkerOptions`.
     :raises ValueError: A bad argument or missing assets, before any process starts.
     :raises TypeError: An unknown argument.
     :raises WorkerError: No worker can be started.
@@ -179,10 +180,12 @@ class LiberoVectorEnv(ChunkVectorEnv):
             ahead,
             float(options.worker_timeout),
             options.max_restarts,
+            float(options.build_timeout),
         )
         self._restarts = self._pool.restarts  # it counts
         # Build the first tasks side by side. What fails here fails for a reason that a restart does not mend.
-        _, failures = self._pool.ask({env: ("build", {"task_id": task}) for env, task in enumerate(first_tasks)})
+        builds = {env: ("build", {"task_id": task}) for env, task in enumerate(first_tasks)}
+        _, failures = self._pool.ask(builds, building=True)
         if failures:
             self.close_extras()
             raise WorkerError(f"LIBERO workers do not start. {next(iter(failures.values()))}")

@@ -54,13 +54,20 @@ class WorkerClient:
     :param slots: Observations that the shared memory holds.
     :param task_ids: Tasks it will play, the first ones first.
     :param timeout: Seconds to wait for an answer before the worker counts as hung.
+    :param build_timeout: The same while simulators are built for the first time.
     :raises WorkerFailure: The zygote broke.
     """
 
     def __init__(
-        self, plan: LaunchPlan, settings: WorkerSettings, slots: int, task_ids: Sequence[int], timeout: float = 300.0
+        self,
+        plan: LaunchPlan,
+        settings: WorkerSettings,
+        slots: int,
+        task_ids: Sequence[int],
+        timeout: float = 300.0,
+        build_timeout: float = 1800.0,
     ):
-        self._timeout = timeout
+        self._timeout, self._build_timeout = timeout, build_timeout
         self._number = 0
         self._log = anonymous_file("rlt-worker-log")
         self._name = settings["name"]
@@ -71,7 +78,7 @@ class WorkerClient:
         try:
             self.pictures = SharedPictures(memory, *layout)
             descriptors = (their_channel.fileno(), their_lifeline.fileno(), memory, self._log)
-            process = start_worker(plan, descriptors, settings, slots, task_ids, timeout)
+            process = start_worker(plan, descriptors, settings, slots, task_ids, timeout, build_timeout)
         except BaseException:
             channel.close()
             lifeline.close()
@@ -90,11 +97,14 @@ class WorkerClient:
         """Whether :meth:`close` was called."""
         return not self._finalizer.alive
 
-    def limit(self, patience: float = 1.0) -> Limit:
+    def limit(self, patience: float = 1.0, building: bool = False) -> Limit:
         """
         :param patience: How many times the usual timeout to wait.
+        :param building: Whether simulators are built for the first time.
         :return: The time that an answer may take from now on.
         """
+        if building:
+            return Limit(self._build_timeout, "build_timeout")
         times = "" if patience == 1.0 else f"{patience:g} times "
         return Limit(patience * self._timeout, f"{times}worker_timeout")
 

@@ -34,6 +34,7 @@ class WorkerPool:
     :param task_ids: Tasks that they will play, the first ones first; a zygote builds those ahead.
     :param timeout: Seconds to wait for an answer before a worker counts as hung.
     :param max_restarts: Restarts of each worker before :meth:`restart` raises.
+    :param build_timeout: Seconds that a zygote, and :meth:`ask` with ``building``, may take to build simulators.
     :raises WorkerError: They cannot be started.
     """
 
@@ -46,12 +47,13 @@ class WorkerPool:
         task_ids: Sequence[int],
         timeout: float,
         max_restarts: int,
+        build_timeout: float = 1800.0,
     ):
         self.restarts = np.zeros(num_workers, dtype=np.int64)
         self._in_a_row = [0] * num_workers
         self._name = settings["name"]
         self._plan = plan
-        self._arguments = (settings, slots, task_ids, timeout)
+        self._arguments = (settings, slots, task_ids, timeout, build_timeout)
         self._max_restarts = max_restarts
         self.closed = False
         self.clients: list[WorkerClient] = []
@@ -96,7 +98,7 @@ class WorkerPool:
             return
 
     def ask(
-        self, questions: dict[int, tuple[str, dict[str, Any]]], patience: float = 1.0
+        self, questions: dict[int, tuple[str, dict[str, Any]]], patience: float = 1.0, building: bool = False
     ) -> tuple[dict[int, Any], dict[int, WorkerFailure]]:
         """
         Ask several workers and wait for all of them, so that none is kept waiting by one that broke. Their time runs
@@ -104,11 +106,12 @@ class WorkerPool:
 
         :param questions: Command and arguments by worker.
         :param patience: How many times the usual timeout to wait.
+        :param building: Whether they are to build their first simulators, for which ``build_timeout`` counts.
         :return: Answers and failures by worker. Those that failed are to be restarted.
         """
         answers: dict[int, Any] = {}
         failures: dict[int, WorkerFailure] = {}
-        limits = {worker: self.clients[worker].limit(patience) for worker in questions}
+        limits = {worker: self.clients[worker].limit(patience, building) for worker in questions}
         for worker, (command, arguments) in questions.items():
             try:
                 self.clients[worker].send(command, arguments, limits[worker])

@@ -139,7 +139,7 @@ class _Forked:
     def end(self) -> None:
         # A dead zygote has taken its workers with it.
         with contextlib.suppress(WorkerFailure):
-            self._zygote.request("end", timeout=15.0, child=self.pid)
+            self._zygote.request("end", limit=("the time to end a worker", 15.0), child=self.pid)
 
 
 def _end_zygote(process: subprocess.Popen, control: socket.socket, owner: int) -> None:
@@ -170,30 +170,31 @@ class _Zygote:
         return self._process.poll() is None
 
     def request(
-        self, command: str, descriptors: Sequence[int] = (), timeout: float | None = None, **arguments: Any
+        self, command: str, descriptors: Sequence[int] = (), limit: tuple[str, float] | None = None, **arguments: Any
     ) -> Any:
         """
         :param command: Name of a method of :class:`rlt_gym.workers.zygote.Zygote`.
         :param descriptors: Its first arguments, which are sent along.
-        :param timeout: Seconds, if others than usual.
+        :param limit: Name and seconds of the time-out, if others than usual.
         :param arguments: Its other arguments.
         :return: What it returned.
         :raises WorkerFailure: The zygote raised, died or hung; in the last case it is killed, and its workers with it.
         """
         content = pickle.dumps((command, arguments), protocol=4)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        setting, timeout = ("worker_timeout", self._timeout) if limit is None else limit
         with self._lock:
             try:
-                self._control.settimeout(self._timeout if timeout is None else timeout)
+                self._control.settimeout(timeout)
                 self._control.sendmsg([content], rights)
                 answer = self._control.recv(1 << 16)
                 if not answer:
                     raise EOFError
             except (OSError, EOFError) as error:
                 self._process.send_signal(signal.SIGKILL)
-                raise WorkerFailure(
-                    f"The zygote of the workers died or hung ({error!r}).\n{tail(self._log)}"
-                ) from error
+                late = f"did not answer within {timeout:g} s ({setting})"
+                what = late if isinstance(error, TimeoutError) else f"died ({error!r})"
+                raise WorkerFailure(f"The zygote of the workers {what}.\n{tail(self._log)}") from error
         status, value = pickle.loads(answer)
         if status == "error":
             raise WorkerFailure(f"The zygote of the workers failed:\n{value}\n{tail(self._log)}")
@@ -226,6 +227,7 @@ def start_worker(
     slots: int,
     task_ids: Sequence[int],
     timeout: float,
+    build_timeout: float,
 ) -> WorkerProcess:
     """
     :param plan: How.
@@ -233,13 +235,14 @@ def start_worker(
     :param settings: What it is to play, and how.
     :param slots: Observations that its shared memory holds.
     :param task_ids: Tasks whose models a zygote builds ahead.
-    :param timeout: Seconds a zygote may take for that.
+    :param timeout: Seconds a zygote may take to answer.
+    :param build_timeout: Seconds it may take to import the simulator and to build the models.
     :raises WorkerFailure: It did not.
     """
     if plan.start == "spawn":
         return _Spawned(plan, descriptors, settings, slots)
     zygote = zygote_for(plan, timeout)
-    zygote.request("prepare", settings=settings, task_ids=list(task_ids))
+    zygote.request("prepare", limit=("build_timeout", build_timeout), settings=settings, task_ids=list(task_ids))
     return _Forked(zygote, descriptors, settings, slots)
 
 

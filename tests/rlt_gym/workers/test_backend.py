@@ -17,16 +17,16 @@ from rlt_gym.workers.shared_memory import SharedPictures, anonymous_file
 SHAPES = {"camera": (4, 6, 3)}
 
 
-def pool_of(start, max_restarts=2, num_workers=2, **hooks):
+def pool_of(start, max_restarts=2, num_workers=2, backend="CounterBackend", times=(60.0, 60.0), **hooks):
     settings = {
         "name": "Toy",
-        "backend": backend_settings("toy_backend:CounterBackend", width=6),
+        "backend": backend_settings(f"toy_backend:{backend}", width=6),
         "pictures": SHAPES,
         "frame_size": 8,
         "resident": 2,
         "hooks": {"action_size": 1, **hooks},
     }
-    return WorkerPool(num_workers, LaunchPlan.checked(start, None), settings, 2, [5], 60.0, max_restarts)
+    return WorkerPool(num_workers, LaunchPlan.checked(start, None), settings, 2, [5], times[0], max_restarts, times[1])
 
 
 def played(pool, worker, answer):
@@ -147,3 +147,30 @@ def test_time_runs_for_all_workers_at_once():
         assert [played(pool, worker, answers[worker])[0] for worker in (0, 1, 3)] == [0, 2, 6]
     finally:
         pool.close()
+
+
+@pytest.mark.parametrize("start", ["spawn", "zygote"])
+def test_the_first_build_has_a_limit_of_its_own(start):
+    """Code that is compiled first takes longer than any step may; what comes later does not."""
+    build = {worker: ("build", {"task_id": 5}) for worker in range(2)}
+    reset = {worker: ("reset", {"task_id": 5, "split": "train", "index": 0}) for worker in range(2)}
+    pool = pool_of(start, backend="SlowCounterBackend", times=(1.0, 60.0))
+    try:
+        assert not pool.ask(build, building=True)[1]
+        assert not pool.ask(reset)[1]
+        os.kill(pool.clients[0].pid, signal.SIGSTOP)
+        _, failures = pool.ask(reset)
+        assert list(failures) == [0] and "within 1 s (worker_timeout)" in str(failures[0])
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("start", ["spawn", "zygote"])
+def test_a_first_build_that_takes_too_long_names_its_limit(start):
+    with pytest.raises(WorkerError, match=r"did not answer within 0\.5 s \(build_timeout\)"):
+        pool = pool_of(start, backend="SlowCounterBackend", times=(60.0, 0.5))
+        try:
+            _, failures = pool.ask({0: ("build", {"task_id": 5})}, building=True)
+            raise failures[0]
+        finally:
+            pool.close()
