@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
@@ -18,6 +17,7 @@ from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.robot import PANDA
 from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, get_tasks
 from rlt_gym.workers.backend import WorkerSettings, backend_settings
+from rlt_gym.workers.memory import available_memory
 from rlt_gym.workers.options import WorkerOptions
 from rlt_gym.workers.pool import WorkerError, WorkerFailure, WorkerPool
 
@@ -37,8 +37,7 @@ def _observation_space(image_size: int) -> spaces.Dict:
 
 def _resident_tasks(num_tasks: int, num_envs: int) -> int:
     """How many tasks each worker may keep in half of the memory that is free."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(num_tasks, _RESIDENT, available // 2 // (num_envs * _RESIDENT_BYTES)))
+    return max(1, min(num_tasks, _RESIDENT, available_memory() // 2 // (num_envs * _RESIDENT_BYTES)))
 
 
 def _frame_of(observation: dict[str, np.ndarray]) -> np.ndarray:
