@@ -6,7 +6,6 @@ import array
 import contextlib
 import json
 import os
-import pickle
 import shutil
 import signal
 import socket
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlt_gym.workers.backend import WorkerSettings
+from rlt_gym.workers.channel import Channel
 from rlt_gym.workers.gl import GLChoice, choose_gl
 from rlt_gym.workers.shared_memory import anonymous_file
 
@@ -155,7 +155,9 @@ class _Zygote:
         self._timeout = timeout
         self._lock = threading.Lock()
         self._log = anonymous_file("rlt-zygote-log")
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, theirs = socket.socketpair()
+        self._channel = Channel(self._control)
+        self._number = 0
         arguments = {"control_fd": theirs.fileno(), "owner": os.getpid()}
         self._process = plan.popen("rlt_gym.workers.zygote", json.dumps(arguments), (theirs.fileno(),), self._log)
         theirs.close()
@@ -180,22 +182,22 @@ class _Zygote:
         :return: What it returned.
         :raises WorkerFailure: The zygote raised, died or hung; in the last case it is killed, and its workers with it.
         """
-        content = pickle.dumps((command, arguments), protocol=4)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         setting, timeout = ("worker_timeout", self._timeout) if limit is None else limit
         with self._lock:
             try:
+                self._number += 1
                 self._control.settimeout(timeout)
-                self._control.sendmsg([content], rights)
-                answer = self._control.recv(1 << 16)
-                if not answer:
-                    raise EOFError
+                self._control.sendmsg([b"?"], rights)
+                self._channel.send((self._number, command, arguments), timeout)
+                number = None
+                while number != self._number:  # answers that nobody fetched, after an interrupt, are skipped
+                    number, status, value = self._channel.receive(timeout)
             except (OSError, EOFError) as error:
                 self._process.send_signal(signal.SIGKILL)
                 late = f"did not answer within {timeout:g} s ({setting})"
                 what = late if isinstance(error, TimeoutError) else f"died ({error!r})"
                 raise WorkerFailure(f"The zygote of the workers {what}.\n{tail(self._log)}") from error
-        status, value = pickle.loads(answer)
         if status == "error":
             raise WorkerFailure(f"The zygote of the workers failed:\n{value}\n{tail(self._log)}")
         return value

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlt_gym.workers.backend import backend_key, backend_settings
-from rlt_gym.workers.pool import WorkerError, WorkerPool
+from rlt_gym.workers.pool import WorkerError, WorkerFailure, WorkerPool
 from rlt_gym.workers.processes import LaunchPlan
 from rlt_gym.workers.shared_memory import SharedPictures, anonymous_file
 
@@ -174,3 +174,19 @@ def test_a_first_build_that_takes_too_long_names_its_limit(start):
             raise failures[0]
         finally:
             pool.close()
+
+
+def test_a_zygote_takes_large_settings_and_tells_of_large_errors():
+    """Some hundred kilobytes, e.g. the keyword arguments of a hook; more than a socket's message may have."""
+    hook = {"target": "intervention_hooks:nobody", "kwargs": {"table": ["x" * 1000] * 300}, "path": None}
+    pool = pool_of("zygote", intervention=hook)
+    try:
+        _, failures = pool.ask({worker: ("build", {"task_id": 5}) for worker in range(2)})
+        # the zygote forked both, and each got the whole of it
+        assert list(failures) == [0, 1] and all("intervention_hooks" in str(failure) for failure in failures.values())
+        zygote = pool.clients[0]._finalizer.peek()[2][0]._zygote
+        with pytest.raises(WorkerFailure, match=r"x{100000}"):
+            zygote.request("x" * 300_000)
+        assert zygote.alive() and zygote.request("end", child=0) is None
+    finally:
+        pool.close()
