@@ -370,7 +370,7 @@ def test_worker_modules_are_python_3_8_and_need_nothing_but_libero():
 def test_workers_know_no_benchmark(path):
     """Not even in a string that is imported later; test_backend.py plays another simulator."""
     if path.stem == "__init__":
-        assert path.read_text() == ""
+        assert not [node for node in ast.parse(path.read_text()).body if not isinstance(node, ast.Expr)]  # a docstring
         return
     others = [name for name in imports_of(f"rlt_gym.workers.{path.stem}") if name.startswith("rlt_gym.")]
     assert all(name.startswith("rlt_gym.workers.") for name in others), others
