@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from rlt_gym.core.chunk_info import chunk_info
 from rlt_gym.core.episodes import Episode, EpisodeSequence, checked_int
+from rlt_gym.core.members import MemberAccess
+from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
 
 Observation = dict[str, np.ndarray]
@@ -51,7 +55,7 @@ class Played:
     said: dict[str, Any] = field(default_factory=dict)
 
 
-class ChunkVectorEnv(VectorEnv):
+class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
     """
     N environments that play chunks of C control steps together; everything but the simulators.
 
@@ -90,7 +94,8 @@ class ChunkVectorEnv(VectorEnv):
     :param chunk_length: C.
     :param max_episode_steps: Control steps before truncation.
     :param init_states: The split to begin with: ``"train"``, ``"selection"`` or ``"eval"``.
-    :param seed: Seed until :meth:`reset` is given one.
+    :param seed: Seed until :meth:`reset` is given one; ``None``: drawn from the operating system's entropy.
+        ``np_random_seed`` is the present one.
     :param autoreset_mode: ``SAME_STEP`` or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
     :param render_mode: ``None`` or ``"rgb_array"``.
     :param obs_stride: Also observe every so many control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
@@ -103,6 +108,10 @@ class ChunkVectorEnv(VectorEnv):
     :raises ValueError: A bad argument.
     """
 
+    #: What Gymnasium reads before there is an environment; the environment's own metadata say more.
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+    per_member = ("task",)
+
     def __init__(
         self,
         num_envs: int,
@@ -112,7 +121,7 @@ class ChunkVectorEnv(VectorEnv):
         chunk_length: int = 8,
         max_episode_steps: int = 300,
         init_states: str = "train",
-        seed: int = 0,
+        seed: int | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
         render_mode: str | None = None,
         obs_stride: int | None = None,
@@ -136,13 +145,18 @@ class ChunkVectorEnv(VectorEnv):
         if train_episode_steps is not None:
             checked_int("train_episode_steps", train_episode_steps, 1, self.max_episode_steps)
         self.train_episode_steps = train_episode_steps
-        self.sequence = sequence(self.num_envs, len(self.tasks), init_states, seed, group_size)
+        self._np_random, self._np_random_seed = seeding.np_random(
+            None if seed is None else EpisodeSequence.checked_seed(seed)
+        )
+        self.sequence = sequence(self.num_envs, len(self.tasks), init_states, self._np_random_seed, group_size)
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode must be None or 'rgb_array', got {render_mode!r}")
         self.render_mode = render_mode
         mode = AutoresetMode(autoreset_mode)
         if mode == AutoresetMode.NEXT_STEP:
             raise ValueError("autoreset_mode must be SAME_STEP or DISABLED: NEXT_STEP would waste a chunk per episode")
+        #: As ``SyncVectorEnv`` has it.
+        self.autoreset_mode = mode
         self.metadata = {
             "render_modes": ["rgb_array"],
             "render_fps": robot.control_frequency / self.chunk_length,
@@ -245,21 +259,22 @@ class ChunkVectorEnv(VectorEnv):
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Infos]:
         """
-        :param seed: Base seed of the training split's initial states. A list must hold consecutive integers.
+        :param seed: Seed s of the training split's initial states; a list must be s, s + 1, ..., one per environment.
+            ``None`` (or a list of it) keeps the present one.
         :param options: ``init_states`` switches the split; ``reset_mask`` (bool (num_envs,)) resets a part;
             ``shard`` (k, n) leaves, from this full reset to the next one, only the episodes k, k + n, k + 2n, ... of
-            the sequence, so that n environments can divide an evaluation among them.
+            the sequence, so that n environments can divide an evaluation among them. Others, which libraries hand on
+            to every environment (Minari's ``minari_autoseed``), are ignored with a warning.
         :return: Observations and infos of all environments; where a part is reset, infos of that part.
         :raises ValueError: A bad seed or option; the environments are untouched.
         """
         mask, split, shard = self._checked_options(options)
-        if isinstance(seed, list):
-            seed = seed[0] if seed else None
+        seed = self.sequence.base_seed(seed)
         super().reset(seed=seed)
         if mask.all():
             self.sequence.restart(split, seed, shard)
         elif seed is not None:
-            self.sequence.seed = self.sequence.checked_seed(seed)
+            self.sequence.seed = seed
         envs = np.flatnonzero(mask).tolist()
         self._begin_episodes(envs)
         infos: Infos = {}
@@ -273,7 +288,11 @@ class ChunkVectorEnv(VectorEnv):
         split = options.pop("init_states", None)
         shard = options.pop("shard", None)
         if options:
-            raise ValueError(f"Unknown reset options {sorted(options)}; known: init_states, reset_mask, shard")
+            warnings.warn(
+                f"The reset options {sorted(map(str, options))} are ignored; this environment takes init_states, "
+                "reset_mask and shard",
+                stacklevel=3,
+            )
         if shard is not None and not 0 <= shard[0] < shard[1]:
             raise ValueError(f"shard must be (k, n) with 0 <= k < n, got {shard!r}")
         if split is not None:
@@ -346,7 +365,7 @@ class ChunkVectorEnv(VectorEnv):
         inner = self._inner_infos(played) if self._inner_steps else {}
         done = terminations | truncations
         infos: Infos = {}
-        if self.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP and done.any():
+        if self.autoreset_mode == AutoresetMode.SAME_STEP and done.any():
             infos = self._begin_anew(done, step_infos)
         else:
             self._dones = done.copy()

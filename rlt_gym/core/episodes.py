@@ -102,9 +102,40 @@ class EpisodeSequence:
         """
         :param seed: A seed.
         :return: The same as an ``int``.
-        :raises ValueError: It is no integer, or negative, or too large.
+        :raises ValueError: It is no integer, or negative.
         """
-        return checked_int("seed", seed, 0, 2**63)
+        try:
+            number = -1 if isinstance(seed, bool) else operator.index(seed)
+        except TypeError:
+            number = -1
+        if number < 0:
+            raise ValueError(f"seed must be an integer >= 0, got {seed!r}")
+        return number
+
+    def base_seed(self, seed: Any) -> int | None:
+        """
+        The one seed that the environments share.
+
+        :param seed: What a reset was given: ``None``, a seed s, or one for each environment, which must be
+            s, s + 1, ..., s + N - 1 (what Gymnasium and Stable-Baselines3 make of s) or all ``None``.
+        :return: s; ``None`` without a seed.
+        :raises ValueError: Another list, or no seed.
+        """
+        if seed is None:
+            return None
+        if not isinstance(seed, (list, tuple, np.ndarray)):
+            return self.checked_seed(seed)
+        seeds = list(seed)
+        if len(seeds) == self.num_envs and all(entry is None for entry in seeds):
+            return None
+        # mixed lists fail here as well: the environments share one sequence, so one of them cannot be seeded alone
+        first = self.checked_seed(seeds[0]) if seeds and seeds[0] is not None else -1
+        if first < 0 or seeds != list(range(first, first + self.num_envs)):
+            raise ValueError(
+                f"seed must be an integer s, or {self.num_envs} consecutive ones s, s + 1, ... (one for each "
+                f"environment), or None, got {seed!r}"
+            )
+        return first
 
     @property
     def init_state_counts(self) -> dict[str, int]:

@@ -6,23 +6,31 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
+
+from rlt_gym.core.pickling import PickledByArguments
 
 
 def _first(info: dict[str, Any]) -> dict[str, Any]:
-    """Env 0 of a vector info: drop the ``_key`` masks, take index 0 of the rest."""
+    """Env 0 of a vector info: drop the ``_key`` masks, take index 0 of the rest, as plain Python values."""
     result: dict[str, Any] = {}
     for key, value in info.items():
         if key.startswith("_"):
             continue
-        result[key] = _first(value) if isinstance(value, dict) else value[0]
+        first = _first(value) if isinstance(value, dict) else value[0]
+        # SyncVectorEnv makes arrays of bool, int and float of plain values only, and of others arrays of objects
+        result[key] = first.item() if isinstance(first, np.generic) else first
     return result
 
 
-class SingleEnv(gym.Env):
+class SingleEnv(PickledByArguments, gym.Env):
     """
     :param env: A vector environment with ``num_envs == 1`` and autoreset disabled.
     """
+
+    #: What Gymnasium reads before there is an environment; the environment's own metadata say more.
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
     def __init__(self, env: VectorEnv):
         if env.num_envs != 1 or env.metadata["autoreset_mode"] != AutoresetMode.DISABLED:
@@ -33,6 +41,7 @@ class SingleEnv(gym.Env):
         self.metadata = {**env.metadata}
         self.metadata.pop("autoreset_mode")
         self.render_mode = env.render_mode
+        self._np_random, self._np_random_seed = seeding.np_random(env.np_random_seed)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
         """Start the next episode; with ``seed`` the first of that seed's sequence."""

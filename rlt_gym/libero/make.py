@@ -29,7 +29,8 @@ def make_libero(**kwargs: Any) -> SingleEnv:
     """
     from rlt_gym.libero.vector_env import LiberoVectorEnv
 
-    return SingleEnv(LiberoVectorEnv(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **kwargs))
+    vector_env = LiberoVectorEnv(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **kwargs)
+    return SingleEnv(vector_env).made_by(make_libero, **kwargs)
 
 
 def _penalty_arguments(gripper_penalty: float | Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +100,20 @@ def make_rl_token_libero_vec(
         )
     try:
         raw = env if penalty is None else GripperPenalty(env, **penalty)
-        return RLTokenVectorEnv(raw, loaded, encoder, device)
+        # Copies load VLA and encoder anew, from what was given: their names, where that is what was given.
+        return RLTokenVectorEnv(raw, loaded, encoder, device).made_by(
+            make_rl_token_libero_vec,
+            num_envs=num_envs,
+            suite=suite,
+            task_ids=task_ids,
+            chunk_length=chunk_length,
+            vla=vla,
+            rl_token=rl_token,
+            device=device,
+            render=render,
+            gripper_penalty=gripper_penalty,
+            **raw_env_kwargs,
+        )
     except BaseException:
         env.close()
         raise
@@ -112,4 +126,10 @@ def make_rl_token_libero(**kwargs: Any) -> SingleEnv:
     :param kwargs: Arguments of :func:`make_rl_token_libero_vec` without ``num_envs``.
     :return: One environment; it is reset by its user.
     """
-    return SingleEnv(make_rl_token_libero_vec(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **kwargs))
+    vector_env = make_rl_token_libero_vec(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **kwargs)
+    return SingleEnv(vector_env).made_by(make_rl_token_libero, **kwargs)
+
+
+# gymnasium.make reads the modes of its entry point: with them it adds HumanRendering and RenderCollection by itself.
+make_libero.metadata = make_rl_token_libero.metadata = SingleEnv.metadata  # type: ignore[attr-defined]
+make_rl_token_libero_vec.metadata = RLTokenVectorEnv.metadata  # type: ignore[attr-defined]

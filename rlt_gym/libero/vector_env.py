@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
@@ -18,6 +17,7 @@ from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.robot import PANDA
 from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, get_tasks
 from rlt_gym.workers.backend import WorkerSettings, backend_settings
+from rlt_gym.workers.memory import available_memory
 from rlt_gym.workers.options import WorkerOptions
 from rlt_gym.workers.pool import WorkerError, WorkerFailure, WorkerPool
 
@@ -37,8 +37,7 @@ def _observation_space(image_size: int) -> spaces.Dict:
 
 def _resident_tasks(num_tasks: int, num_envs: int) -> int:
     """How many tasks each worker may keep in half of the memory that is free."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(num_tasks, _RESIDENT, available // 2 // (num_envs * _RESIDENT_BYTES)))
+    return max(1, min(num_tasks, _RESIDENT, available_memory() // 2 // (num_envs * _RESIDENT_BYTES)))
 
 
 def _frame_of(observation: dict[str, np.ndarray]) -> np.ndarray:
@@ -80,7 +79,8 @@ class LiberoVectorEnv(ChunkVectorEnv):
     :param train_episode_steps: The same in the training split, at most ``max_episode_steps``; ``None``: no difference.
         An attempt that has failed early then costs less time, and an evaluation keeps the suite's horizon.
     :param render_mode: ``None`` or ``"rgb_array"`` (:meth:`render` gives upright 256-pixel frames).
-    :param seed: Seed until :meth:`reset` is given one.
+    :param seed: Seed until :meth:`reset` is given one; ``None``: drawn from the operating system's entropy.
+        ``np_random_seed`` is the present one.
     :param obs_stride: Also observe every so many control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
     :param intervention: Who may take over, ``"module:Class"`` or ``"module:function"``, see
         :mod:`rlt_gym.libero.interventions`; ``intervention_kwargs``: its keyword arguments.
@@ -89,8 +89,9 @@ class LiberoVectorEnv(ChunkVectorEnv):
     :param autoreset_mode: ``SAME_STEP`` or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
     :param compiled: Whether control steps run through the compiled loop or through robosuite's own, which gives the
         same states some four times slower, to find the cause of a wrong state.
-    :param worker_options: ``worker_start``, ``worker_python``, ``worker_timeout``, ``max_restarts`` and
-        ``resident_tasks`` (``None``: up to 4, as memory allows), see :class:`~rlt_gym.workers.options.WorkerOptions`.
+    :param worker_options: ``worker_start``, ``worker_python``, ``worker_timeout``, ``build_timeout``,
+        ``max_restarts`` and ``resident_tasks`` (``None``: up to 4, as memory allows), see
+        :class:`~rlt_gym.workers.options.WorkerOptions`.
     :raises ValueError: A bad argument or missing assets, before any process starts.
     :raises TypeError: An unknown argument.
     :raises WorkerError: No worker can be started.
@@ -108,7 +109,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
         render: str = "exact",
         max_episode_steps: int | None = None,
         render_mode: str | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
         obs_stride: int | None = None,
         intervention: str | None = None,
@@ -178,10 +179,12 @@ class LiberoVectorEnv(ChunkVectorEnv):
             ahead,
             float(options.worker_timeout),
             options.max_restarts,
+            float(options.build_timeout),
         )
         self._restarts = self._pool.restarts  # it counts
         # Build the first tasks side by side. What fails here fails for a reason that a restart does not mend.
-        _, failures = self._pool.ask({env: ("build", {"task_id": task}) for env, task in enumerate(first_tasks)})
+        builds = {env: ("build", {"task_id": task}) for env, task in enumerate(first_tasks)}
+        _, failures = self._pool.ask(builds, building=True)
         if failures:
             self.close_extras()
             raise WorkerError(f"LIBERO workers do not start. {next(iter(failures.values()))}")

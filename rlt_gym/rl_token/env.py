@@ -8,6 +8,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
+from rlt_gym.core.chunk_vector_env import ChunkVectorEnv
+from rlt_gym.core.members import MemberAccess
+from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
 
 if TYPE_CHECKING:
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from rlt_gym.vla.base import FrozenVLA, VLASpec
 
 
-class RLTokenVectorEnv(VectorWrapper):
+class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
     """
     Replaces the pictures of a raw vector environment by what stage 2 of the RL-token method reads: ``z_rl`` (D,),
     ``vla_ref`` (C, d), the first C actions of the VLA's chunk, and raw ``proprio`` (P,), all float32.
@@ -45,6 +48,9 @@ class RLTokenVectorEnv(VectorWrapper):
     :raises ValueError: If VLA, encoder and environment do not fit together.
     """
 
+    #: What Gymnasium reads before there is an environment; the environment's own metadata say more.
+    metadata: dict[str, Any] = ChunkVectorEnv.metadata
+
     def __init__(self, env: VectorEnv, vla: "FrozenVLA", encoder: "Encoder", device: str = "cpu") -> None:
         from rlt_gym.rl_token.io import frozen_fingerprint, load_rl_token
         from rlt_gym.vla.registry import load_vla
@@ -66,6 +72,8 @@ class RLTokenVectorEnv(VectorWrapper):
         self.vla = loaded
         self.encoder = load_rl_token(encoder, self.vla, device)
         self.metadata = {**env.metadata, "fingerprint": frozen_fingerprint(self.vla, self.encoder)}
+        #: The raw environment's.
+        self.autoreset_mode = mode
         self.device = device
         assert isinstance(single, spaces.Dict)
         self.single_observation_space = spaces.Dict(

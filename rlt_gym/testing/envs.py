@@ -43,7 +43,8 @@ class _FakeVectorEnv(InProcessVectorEnv):
     :param max_episode_steps: horizon in control steps
     :param task_ids: tasks to cycle through
     :param init_states: "train", "selection" or "eval"
-    :param seed: seed used until ``reset`` gets one
+    :param seed: seed used until ``reset`` gets one; 0 by default, so that tests can be repeated, while the real
+        environments draw one (``None``)
     :param autoreset_mode: SAME_STEP or DISABLED
     :param render_mode: None or "rgb_array"
     :param obs_stride: also observe every so many control steps inside a chunk, see ``LIBERO-v0``
@@ -61,7 +62,7 @@ class _FakeVectorEnv(InProcessVectorEnv):
         max_episode_steps: int,
         task_ids: Sequence[int],
         init_states: str,
-        seed: int,
+        seed: int | None,
         autoreset_mode: AutoresetMode,
         render_mode: str | None,
         obs_stride: int | None = None,
@@ -83,25 +84,19 @@ class _FakeVectorEnv(InProcessVectorEnv):
             hooks={"intervention": intervention, "critical_phase": critical_phase},
             sequence=_CountedSequence,
         )
-        self._rngs = [np.random.default_rng([seed, index]) for index in range(num_envs)]
+        self._rngs = [np.random.default_rng([self.sequence.seed, index]) for index in range(num_envs)]
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """
-        :param seed: one seed (sub-environment i gets ``seed + i``) or one per sub-environment
+        :param seed: one seed s (sub-environment i gets s + i) or the list of them
         :param options: see :class:`~rlt_gym.core.chunk_vector_env.ChunkVectorEnv`
         :return: observations and infos
         """
+        seed = self.sequence.base_seed(seed)
         if seed is not None:
-            seeds = [seed + index for index in range(self.num_envs)] if isinstance(seed, int | np.integer) else seed
-            if len(seeds) != self.num_envs:
-                raise ValueError(f"seed must be an int or a list of {self.num_envs}, got {len(seeds)} seeds.")
-            self._rngs = [
-                rng if value is None else np.random.default_rng(int(value))
-                for rng, value in zip(self._rngs, seeds, strict=True)
-            ]
-            seed = None if seeds[0] is None else int(seeds[0])
+            self._rngs = [np.random.default_rng(seed + index) for index in range(self.num_envs)]
         return super().reset(seed=seed, options=options)
 
     def _begin(self, env: int) -> None:
@@ -151,7 +146,7 @@ class FakeLiberoVectorEnv(_FakeVectorEnv):
         render: str = "exact",
         max_episode_steps: int | None = None,
         render_mode: str | None = None,
-        seed: int = 0,
+        seed: int | None = 0,
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         success_step: int = 13,
         obs_stride: int | None = None,
@@ -202,7 +197,8 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
     :param init_states: "train", "selection" or "eval": separate sequences of goals
     :param max_episode_steps: horizon in control steps; 16 by default
     :param render_mode: None or "rgb_array"
-    :param seed: seed used until ``reset`` gets one
+    :param seed: seed used until ``reset`` gets one; 0 by default, so that tests can be repeated, while the real
+        environments draw one (``None``)
     :param autoreset_mode: SAME_STEP or DISABLED
     :param token_dim: size of ``z_rl``
     :param obs_stride: see ``LIBERO-v0``
@@ -223,7 +219,7 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
         init_states: str = "train",
         max_episode_steps: int | None = None,
         render_mode: str | None = None,
-        seed: int = 0,
+        seed: int | None = 0,
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         token_dim: int = 16,
         obs_stride: int | None = None,

@@ -88,6 +88,10 @@ class Channel:
             done += received
         return bytes(content)
 
+    def fileno(self) -> int:
+        """Descriptor of the socket, -1 once closed."""
+        return self._socket.fileno()
+
     def close(self) -> None:
         """Wakes a thread that waits in :meth:`receive`. Safe to call twice."""
         try:

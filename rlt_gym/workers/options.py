@@ -20,6 +20,8 @@ class WorkerOptions:
     :param worker_python: Interpreter of the workers, which needs the simulator and numpy only; ``None``:
         ``RLT_WORKER_PYTHON`` or this one.
     :param worker_timeout: Seconds without an answer after which a worker counts as hung.
+    :param build_timeout: The same while the first simulators are built, before the first episode. On a fresh install
+        code is compiled then, which takes a minute, and several on a busy machine.
     :param max_restarts: Restarts of each worker before :class:`~rlt_gym.workers.processes.WorkerError` is raised.
     :param resident_tasks: Tasks whose simulators each worker keeps; ``None``: the environment decides.
     :raises ValueError: A bad value, or no such interpreter.
@@ -28,14 +30,16 @@ class WorkerOptions:
     worker_start: str = "auto"
     worker_python: str | os.PathLike[str] | None = None
     worker_timeout: float = 300.0
+    build_timeout: float = 1800.0
     max_restarts: int = 10
     resident_tasks: int | None = None
 
     def __post_init__(self) -> None:
         self.plan()
-        timeout = self.worker_timeout
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise ValueError(f"worker_timeout must be a number of seconds above 0, got {timeout!r}")
+        for name in ("worker_timeout", "build_timeout"):
+            timeout = getattr(self, name)
+            if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+                raise ValueError(f"{name} must be a number of seconds above 0, got {timeout!r}")
         for name, low, high in (("max_restarts", 0, 10**9), ("resident_tasks", 1, 1000)):
             value = getattr(self, name)
             if name == "resident_tasks" and value is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlt_gym.workers.backend import WorkerSettings
-from rlt_gym.workers.client import WorkerClient
+from rlt_gym.workers.client import Limit, WorkerClient
 from rlt_gym.workers.gl import GLChoice, say_no_egl
 from rlt_gym.workers.processes import LaunchPlan, WorkerError, WorkerFailure
 
@@ -33,6 +34,7 @@ class WorkerPool:
     :param task_ids: Tasks that they will play, the first ones first; a zygote builds those ahead.
     :param timeout: Seconds to wait for an answer before a worker counts as hung.
     :param max_restarts: Restarts of each worker before :meth:`restart` raises.
+    :param build_timeout: Seconds that a zygote, and :meth:`ask` with ``building``, may take to build simulators.
     :raises WorkerError: They cannot be started.
     """
 
@@ -45,12 +47,13 @@ class WorkerPool:
         task_ids: Sequence[int],
         timeout: float,
         max_restarts: int,
+        build_timeout: float = 1800.0,
     ):
         self.restarts = np.zeros(num_workers, dtype=np.int64)
         self._in_a_row = [0] * num_workers
         self._name = settings["name"]
         self._plan = plan
-        self._arguments = (settings, slots, task_ids, timeout)
+        self._arguments = (settings, slots, task_ids, timeout, build_timeout)
         self._max_restarts = max_restarts
         self.closed = False
         self.clients: list[WorkerClient] = []
@@ -95,29 +98,60 @@ class WorkerPool:
             return
 
     def ask(
-        self, questions: dict[int, tuple[str, dict[str, Any]]], patience: float = 1.0
+        self, questions: dict[int, tuple[str, dict[str, Any]]], patience: float = 1.0, building: bool = False
     ) -> tuple[dict[int, Any], dict[int, WorkerFailure]]:
         """
-        Ask several workers and wait for all of them, so that none is kept waiting by one that broke.
+        Ask several workers and wait for all of them, so that none is kept waiting by one that broke. Their time runs
+        side by side: however many of them hang, the wait is as long as for one.
 
         :param questions: Command and arguments by worker.
         :param patience: How many times the usual timeout to wait.
+        :param building: Whether they are to build their first simulators, for which ``build_timeout`` counts.
         :return: Answers and failures by worker. Those that failed are to be restarted.
         """
         answers: dict[int, Any] = {}
         failures: dict[int, WorkerFailure] = {}
+        limits = {worker: self.clients[worker].limit(patience, building) for worker in questions}
         for worker, (command, arguments) in questions.items():
             try:
-                self.clients[worker].send(command, **arguments)
+                self.clients[worker].send(command, arguments, limits[worker])
             except WorkerFailure as failure:
                 failures[worker] = failure
-        for worker in questions.keys() - failures.keys():
-            try:
-                answers[worker] = self.clients[worker].receive(patience)
-                self._in_a_row[worker] = 0
-            except WorkerFailure as failure:
-                failures[worker] = failure
-        return answers, failures
+        waiting = {worker: limit for worker, limit in limits.items() if worker not in failures}
+        while waiting:
+            for worker in self._ready(waiting):
+                try:
+                    answer = self.clients[worker].receive(waiting[worker])
+                    if answer is None:
+                        continue
+                    answers[worker] = answer[0]
+                    self._in_a_row[worker] = 0
+                except WorkerFailure as failure:
+                    failures[worker] = failure
+                del waiting[worker]
+        # in the order of the questions, not of the answers
+        return (
+            {w: answers[w] for w in questions if w in answers},
+            {w: failures[w] for w in questions if w in failures},
+        )
+
+    def _ready(self, waiting: dict[int, Limit]) -> list[int]:
+        """Those whose answer can be read or will not come: closed meanwhile by another thread, or overdue."""
+        poll = select.poll()
+        workers = {}
+        for worker in waiting:
+            descriptor = self.clients[worker].fileno()
+            if descriptor >= 0:
+                poll.register(descriptor, select.POLLIN)
+                workers[descriptor] = worker
+        # not longer than a second: poll does not notice for sure that a descriptor is closed
+        left = min(limit.left() for limit in waiting.values()) if len(workers) == len(waiting) else 0.0
+        readable = {workers[descriptor] for descriptor, _ in poll.poll(1000.0 * min(1.0, max(0.0, left)))}
+        return [
+            worker
+            for worker, limit in waiting.items()
+            if worker in readable or limit.left() <= 0 or self.clients[worker].fileno() < 0
+        ]
 
     def _give_up_egl(self, worker: int, failure: WorkerFailure) -> None:
         """A GL context that cannot be made a second time will not be made a third time."""

@@ -6,7 +6,6 @@ import array
 import contextlib
 import json
 import os
-import pickle
 import shutil
 import signal
 import socket
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlt_gym.workers.backend import WorkerSettings
+from rlt_gym.workers.channel import Channel
 from rlt_gym.workers.gl import GLChoice, choose_gl
 from rlt_gym.workers.shared_memory import anonymous_file
 
@@ -139,7 +139,7 @@ class _Forked:
     def end(self) -> None:
         # A dead zygote has taken its workers with it.
         with contextlib.suppress(WorkerFailure):
-            self._zygote.request("end", timeout=15.0, child=self.pid)
+            self._zygote.request("end", limit=("the time to end a worker", 15.0), child=self.pid)
 
 
 def _end_zygote(process: subprocess.Popen, control: socket.socket, owner: int) -> None:
@@ -155,7 +155,9 @@ class _Zygote:
         self._timeout = timeout
         self._lock = threading.Lock()
         self._log = anonymous_file("rlt-zygote-log")
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, theirs = socket.socketpair()
+        self._channel = Channel(self._control)
+        self._number = 0
         arguments = {"control_fd": theirs.fileno(), "owner": os.getpid()}
         self._process = plan.popen("rlt_gym.workers.zygote", json.dumps(arguments), (theirs.fileno(),), self._log)
         theirs.close()
@@ -170,31 +172,32 @@ class _Zygote:
         return self._process.poll() is None
 
     def request(
-        self, command: str, descriptors: Sequence[int] = (), timeout: float | None = None, **arguments: Any
+        self, command: str, descriptors: Sequence[int] = (), limit: tuple[str, float] | None = None, **arguments: Any
     ) -> Any:
         """
         :param command: Name of a method of :class:`rlt_gym.workers.zygote.Zygote`.
         :param descriptors: Its first arguments, which are sent along.
-        :param timeout: Seconds, if others than usual.
+        :param limit: Name and seconds of the time-out, if others than usual.
         :param arguments: Its other arguments.
         :return: What it returned.
         :raises WorkerFailure: The zygote raised, died or hung; in the last case it is killed, and its workers with it.
         """
-        content = pickle.dumps((command, arguments), protocol=4)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        setting, timeout = ("worker_timeout", self._timeout) if limit is None else limit
         with self._lock:
             try:
-                self._control.settimeout(self._timeout if timeout is None else timeout)
-                self._control.sendmsg([content], rights)
-                answer = self._control.recv(1 << 16)
-                if not answer:
-                    raise EOFError
+                self._number += 1
+                self._control.settimeout(timeout)
+                self._control.sendmsg([b"?"], rights)
+                self._channel.send((self._number, command, arguments), timeout)
+                number = None
+                while number != self._number:  # answers that nobody fetched, after an interrupt, are skipped
+                    number, status, value = self._channel.receive(timeout)
             except (OSError, EOFError) as error:
                 self._process.send_signal(signal.SIGKILL)
-                raise WorkerFailure(
-                    f"The zygote of the workers died or hung ({error!r}).\n{tail(self._log)}"
-                ) from error
-        status, value = pickle.loads(answer)
+                late = f"did not answer within {timeout:g} s ({setting})"
+                what = late if isinstance(error, TimeoutError) else f"died ({error!r})"
+                raise WorkerFailure(f"The zygote of the workers {what}.\n{tail(self._log)}") from error
         if status == "error":
             raise WorkerFailure(f"The zygote of the workers failed:\n{value}\n{tail(self._log)}")
         return value
@@ -226,6 +229,7 @@ def start_worker(
     slots: int,
     task_ids: Sequence[int],
     timeout: float,
+    build_timeout: float,
 ) -> WorkerProcess:
     """
     :param plan: How.
@@ -233,13 +237,14 @@ def start_worker(
     :param settings: What it is to play, and how.
     :param slots: Observations that its shared memory holds.
     :param task_ids: Tasks whose models a zygote builds ahead.
-    :param timeout: Seconds a zygote may take for that.
+    :param timeout: Seconds a zygote may take to answer.
+    :param build_timeout: Seconds it may take to import the simulator and to build the models.
     :raises WorkerFailure: It did not.
     """
     if plan.start == "spawn":
         return _Spawned(plan, descriptors, settings, slots)
     zygote = zygote_for(plan, timeout)
-    zygote.request("prepare", settings=settings, task_ids=list(task_ids))
+    zygote.request("prepare", limit=("build_timeout", build_timeout), settings=settings, task_ids=list(task_ids))
     return _Forked(zygote, descriptors, settings, slots)
 
 

@@ -2,8 +2,8 @@
 
 A forked worker starts in a fraction of the time and shares with its siblings the memory of all that. The zygote is a
 plain subprocess of the training process, so nothing of that one (torch, threads, GL, CUDA) is forked; it has one
-thread and no GL context itself. It talks over a socket that keeps message boundaries, on which descriptors travel too,
-and ends with its parent; the kernel then ends its workers (:func:`rlt_gym.workers.watchdog.kill_me_with_parent`).
+thread and no GL context itself. It talks over a socket of its own and ends with its parent; the kernel then ends its
+workers (:func:`rlt_gym.workers.watchdog.kill_me_with_parent`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import array
 import gc
 import json
 import os
-import pickle
 import select
 import signal
 import socket
@@ -22,10 +21,9 @@ import traceback
 from typing import Any
 
 from rlt_gym.workers.backend import WorkerSettings, backend_key, load_backend
+from rlt_gym.workers.channel import Channel
 from rlt_gym.workers.watchdog import alive_checker, kill_me_with_parent
 from rlt_gym.workers.worker import run
-
-MESSAGE_BYTES = 1 << 16
 
 #: Simulators kept for the workers to come, for LIBERO some 30 MB each without a GL context.
 _KEPT = 6
@@ -33,12 +31,16 @@ _KEPT = 6
 
 class Zygote:
     """
+    A question is one byte, with which descriptors travel, and a message ``(number, command, arguments)``; the answer is
+    ``(number, "ok", value)`` or ``(number, "error", traceback)``.
+
     :param control: Socket to the process that owns the environments.
     :param owner: Id of that process.
     """
 
     def __init__(self, control: socket.socket, owner: int):
         self._control = control
+        self._channel = Channel(control)
         self._owner = owner
         self._owner_lives = alive_checker(owner)
         self._simulators: dict[str, dict[int, Any]] = {}
@@ -51,22 +53,22 @@ class Zygote:
             self._reap()
             if not ready:
                 continue
-            content, descriptors = self._receive()
-            if not content:
+            here, descriptors = self._receive_descriptors()
+            if not here:
                 return
-            command, arguments = pickle.loads(content)
+            number, command, arguments = self._channel.receive()
             try:
-                answer = ("ok", getattr(self, command)(*descriptors, **arguments))
+                answer = (number, "ok", getattr(self, command)(*descriptors, **arguments))
             except Exception:
-                answer = ("error", traceback.format_exc())
+                answer = (number, "error", traceback.format_exc())
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
-            self._control.send(pickle.dumps(answer, protocol=4))
+            self._channel.send(answer)
 
-    def _receive(self) -> tuple[bytes, list[int]]:
+    def _receive_descriptors(self) -> tuple[bytes, list[int]]:
         descriptors = array.array("i")
-        content, ancillary, _, _ = self._control.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(8 * descriptors.itemsize))
+        content, ancillary, _, _ = self._control.recvmsg(1, socket.CMSG_SPACE(8 * descriptors.itemsize))
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])

@@ -1,5 +1,7 @@
 """A second simulator for workers, which counts; workers find it by its name, in this folder."""
 
+import time
+
 import numpy as np
 
 from rlt_gym.workers.backend import ChunkResult
@@ -42,3 +44,11 @@ class Counter:
 class CounterBackend:
     def __init__(self, width):
         self.make = self.warm_up = lambda task_id: Counter(task_id, width)
+
+
+class SlowCounterBackend(CounterBackend):
+    """Takes a while to import, as one that compiles code does."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        time.sleep(1.5)

@@ -220,11 +220,20 @@ def test_bad_arguments(settings, message):
         make(**settings)
 
 
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_options_of_others_are_ignored_with_a_warning(num_envs):
+    """Minari hands its own ones on to every environment."""
+    env = make(num_envs, seed=3, autoreset_mode=AutoresetMode.DISABLED)
+    env = SingleEnv(env) if num_envs == 1 else env
+    with pytest.warns(UserWarning, match=r"\['minari_autoseed', 'split'\] are ignored; .* init_states, reset_mask and"):
+        _, info = env.reset(options={"minari_autoseed": False, "init_states": "eval", "split": "train"})
+    assert np.all(info["init_index"] == 0) and getattr(env, "vector_env", env).init_states == "eval"
+
+
 def test_bad_resets():
     env = make()
     for options, message in (
         ({"reset_mask": np.array([True, False])}, "all environments in the first reset"),
-        ({"split": "eval"}, r"Unknown reset options \['split'\]"),
         ({"shard": (2, 2)}, "shard must be"),
     ):
         with pytest.raises(ValueError, match=message):

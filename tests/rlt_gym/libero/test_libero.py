@@ -219,7 +219,7 @@ def test_bad_actions_leave_the_workers_alive(env):
 
 
 def test_bad_reset_options(env):
-    with pytest.raises(ValueError, match="split"):
+    with pytest.warns(UserWarning, match=r"\['split'\] are ignored"):
         env.reset(options={"split": "eval"})
     with pytest.raises(ValueError, match="init_states must be one of"):
         env.reset(options={"init_states": "test"})

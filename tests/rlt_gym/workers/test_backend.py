@@ -1,30 +1,32 @@
 """Workers of a simulator that is not LIBERO: its folder is all that a second one needs."""
 
 import os
+import re
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rlt_gym.workers.backend import backend_key, backend_settings
-from rlt_gym.workers.pool import WorkerError, WorkerPool
+from rlt_gym.workers.pool import WorkerError, WorkerFailure, WorkerPool
 from rlt_gym.workers.processes import LaunchPlan
 from rlt_gym.workers.shared_memory import SharedPictures, anonymous_file
 
 SHAPES = {"camera": (4, 6, 3)}
 
 
-def pool_of(start, max_restarts=2, **hooks):
+def pool_of(start, max_restarts=2, num_workers=2, backend="CounterBackend", times=(60.0, 60.0), **hooks):
     settings = {
         "name": "Toy",
-        "backend": backend_settings("toy_backend:CounterBackend", width=6),
+        "backend": backend_settings(f"toy_backend:{backend}", width=6),
         "pictures": SHAPES,
         "frame_size": 8,
         "resident": 2,
         "hooks": {"action_size": 1, **hooks},
     }
-    return WorkerPool(2, LaunchPlan.checked(start, None), settings, 2, [5], 60.0, max_restarts)
+    return WorkerPool(num_workers, LaunchPlan.checked(start, None), settings, 2, [5], times[0], max_restarts, times[1])
 
 
 def played(pool, worker, answer):
@@ -116,3 +118,75 @@ def test_shared_pictures_keep_slots_and_keys_apart():
         taken = ours.take(rest, slot)
         assert all(np.array_equal(taken[key], observation[key]) for key in observation)
     assert ours.frame.shape == (16, 16, 3) and (ours.frame == 9).all()
+
+
+def test_time_runs_for_all_workers_at_once():
+    """However many of them hang, one waits as long as for one; those that answer are heard."""
+    pool = pool_of("spawn", num_workers=4)
+    try:
+        resets = {worker: ("reset", {"task_id": 5, "split": "train", "index": worker}) for worker in range(4)}
+        assert not pool.ask(resets)[1]
+        for client in pool.clients:
+            client._timeout = 1.0
+        for worker in (0, 1, 3):
+            os.kill(pool.clients[worker].pid, signal.SIGSTOP)
+        for patience, words in ((1.0, r"did not answer within 1 s \(worker_timeout\)"),
+                                (2.0, r"did not answer within 2 s \(2 times worker_timeout\)")):  # fmt: skip
+            began = time.monotonic()
+            answers, failures = pool.ask(resets, patience)
+            assert patience <= time.monotonic() - began < patience + 0.9
+            assert list(answers) == [2] and list(failures) == [0, 1, 3]
+            assert all(re.search(words, str(failure)) for failure in failures.values())
+        # answers that come late belong to questions that nobody waits for any more
+        for worker in (0, 1, 3):
+            os.kill(pool.clients[worker].pid, signal.SIGCONT)
+        for client in pool.clients:
+            client._timeout = 60.0
+        answers, failures = pool.ask({worker: ("step", {"actions": np.full((1, 1), worker)}) for worker in (3, 0, 1)})
+        assert not failures and list(answers) == [3, 0, 1]
+        assert [played(pool, worker, answers[worker])[0] for worker in (0, 1, 3)] == [0, 2, 6]
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("start", ["spawn", "zygote"])
+def test_the_first_build_has_a_limit_of_its_own(start):
+    """Code that is compiled first takes longer than any step may; what comes later does not."""
+    build = {worker: ("build", {"task_id": 5}) for worker in range(2)}
+    reset = {worker: ("reset", {"task_id": 5, "split": "train", "index": 0}) for worker in range(2)}
+    pool = pool_of(start, backend="SlowCounterBackend", times=(1.0, 60.0))
+    try:
+        assert not pool.ask(build, building=True)[1]
+        assert not pool.ask(reset)[1]
+        os.kill(pool.clients[0].pid, signal.SIGSTOP)
+        _, failures = pool.ask(reset)
+        assert list(failures) == [0] and "within 1 s (worker_timeout)" in str(failures[0])
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("start", ["spawn", "zygote"])
+def test_a_first_build_that_takes_too_long_names_its_limit(start):
+    with pytest.raises(WorkerError, match=r"did not answer within 0\.5 s \(build_timeout\)"):
+        pool = pool_of(start, backend="SlowCounterBackend", times=(60.0, 0.5))
+        try:
+            _, failures = pool.ask({0: ("build", {"task_id": 5})}, building=True)
+            raise failures[0]
+        finally:
+            pool.close()
+
+
+def test_a_zygote_takes_large_settings_and_tells_of_large_errors():
+    """Some hundred kilobytes, e.g. the keyword arguments of a hook; more than a socket's message may have."""
+    hook = {"target": "intervention_hooks:nobody", "kwargs": {"table": ["x" * 1000] * 300}, "path": None}
+    pool = pool_of("zygote", intervention=hook)
+    try:
+        _, failures = pool.ask({worker: ("build", {"task_id": 5}) for worker in range(2)})
+        # the zygote forked both, and each got the whole of it
+        assert list(failures) == [0, 1] and all("intervention_hooks" in str(failure) for failure in failures.values())
+        zygote = pool.clients[0]._finalizer.peek()[2][0]._zygote
+        with pytest.raises(WorkerFailure, match=r"x{100000}"):
+            zygote.request("x" * 300_000)
+        assert zygote.alive() and zygote.request("end", child=0) is None
+    finally:
+        pool.close()

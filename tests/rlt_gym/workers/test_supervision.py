@@ -284,6 +284,7 @@ def test_another_interpreter_gives_the_same_bits(env, interpreter):
         ({"worker_start": "thread"}, "worker_start must be one of"),
         ({"worker_python": "/nowhere/python"}, "worker_python is '/nowhere/python'"),
         ({"worker_timeout": 0}, "worker_timeout"),
+        ({"build_timeout": -1}, "build_timeout must be a number of seconds above 0, got -1"),
         ({"max_restarts": -1}, "max_restarts"),
         ({"resident_tasks": 0}, "resident_tasks"),
     ],
