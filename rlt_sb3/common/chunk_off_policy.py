@@ -41,7 +41,8 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
 
     Goes before one of Stable-Baselines3's algorithms in the list of bases, ``class RLT(ChunkOffPolicyAlgorithm, TD3)``.
     The algorithm calls :meth:`_begin_counting` in its constructor, makes its replay buffer a ``ChunkReplayBuffer``,
-    asks :attr:`gate` which actor collects (:meth:`_sample_action`), and has a critic with ``q_values``.
+    asks :attr:`gate` which actor collects and says in ``_actor_plays`` whether one does (:meth:`_sample_action`), and
+    has a critic with ``q_values``.
     """
 
     replay_buffer: ChunkReplayBuffer | None
@@ -60,6 +61,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         self.policy_kwargs["gated"] = gate is not None
         self.saved_format = SAVED_FORMAT
         self._update_credit = 0.0  # critic updates owed to rows already stored
+        self._actor_plays = False  # whether the chunks under way are a trained actor's; else the VLA's, or as good as
         self._value_bias = ValueBias(getattr(self, "n_envs", 1), self.gamma, span, self._stats_window_size)
 
     def _buffer_settings(self) -> dict[str, Any]:
@@ -90,6 +92,8 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
     ) -> tuple[int, BaseCallback]:
         if reset_num_timesteps:
             self._value_bias.control_steps = 0
+            if self.gate is not None:
+                self.gate.abandon_trial()  # the environment may be another one; the VLA plays first again
         self.end_trajectories()
         if self.replay_buffer is not None:
             self.replay_buffer.read_offline(self.env)
@@ -146,7 +150,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         trained = 0 < self._n_updates >= self.critic_warmup_updates
         self._value_bias.step(outcomes, dones, (lambda: self._promised_q(outcomes)) if trained else None)
         if self.gate is not None:
-            self.gate.step(self.policy, outcomes, dones, ready=not self._warming_up)
+            self.gate.step(self.policy, outcomes, dones, ready=self._actor_plays)
         for name, value in mean_over_chunks(outcomes).items():
             self.logger.record_mean(f"rollout/{name}", value)
         stored = replay_buffer.rows_stored  # type: ignore[attr-defined]

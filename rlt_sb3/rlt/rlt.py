@@ -288,6 +288,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         """
         assert isinstance(self._last_obs, dict), "self._last_obs was not set"
         reference = np.clip(np.asarray(self._last_obs["vla_ref"], dtype=np.float32), -1.0, 1.0)
+        # a later learn() starts with the VLA's chunks as well, whatever the actor has learned before
+        self._actor_plays = self.num_timesteps >= learning_starts and not self._warming_up
         if self.num_timesteps < learning_starts:
             if self.gate is not None:
                 self.gate.play_vla()
@@ -298,7 +300,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
                 observation, _ = self.policy.obs_to_tensor(self._last_obs)
                 chunk = self.policy.training_actor(observation).cpu().numpy().reshape(reference.shape)
             if self.gate is not None:
-                chunk = self.gate.choose(self.policy, observation, chunk, ready=not self._warming_up)
+                chunk = self.gate.choose(self.policy, observation, chunk, ready=self._actor_plays)
         noise = np.random.normal(size=chunk.shape) * np.asarray(self.exploration_std) * np.asarray(self.action_scale)
         if action_noise is not None:
             noise = noise + action_noise()
