@@ -94,7 +94,8 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
             self._value_bias.control_steps = 0
             if self.gate is not None:
                 self.gate.abandon_trial()  # the environment may be another one; the VLA plays first again
-        self.end_trajectories()
+        if reset_num_timesteps or self._last_obs is None:  # else the episodes go on where the last call left them
+            self.end_trajectories()
         if self.replay_buffer is not None:
             self.replay_buffer.read_offline(self.env)
         return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
@@ -103,7 +104,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         """
         Say that the environments are about to be reset from outside: no return may run across.
 
-        Call it before such a reset in the middle of training; :meth:`learn` does it by itself when it starts.
+        Call it before such a reset in the middle of training; :meth:`learn` does it by itself where it resets them.
         """
         if self.replay_buffer is not None:
             self.replay_buffer.end_trajectories()
