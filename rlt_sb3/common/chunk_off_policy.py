@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import pathlib
+import warnings
 import zipfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,16 +51,18 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
     policy: Any
     utd: float
     critic_warmup_updates: int
+    q_bounds: tuple[float, float] | None
 
     def _begin_counting(self, gate: dict[str, Any] | None, span: float) -> None:
         """
         :param gate: arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, or None
-        :param span: width of the range that returns can take
+        :param span: width of the range that returns can take (``q_bounds``)
         """
         check_names(gate, PolicyGate, type(self).__name__, "gate")
         self.gate = None if gate is None else PolicyGate(**gate)
         self.policy_kwargs["gated"] = gate is not None
         self.saved_format = SAVED_FORMAT
+        self._warned_of_returns = False
         self._update_credit = 0.0  # critic updates owed to rows already stored
         self._actor_plays = False  # whether the chunks under way are a trained actor's; else the VLA's, or as good as
         self._value_bias = ValueBias(getattr(self, "n_envs", 1), self.gamma, span, self._stats_window_size)
@@ -150,6 +153,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         outcomes = outcomes_of(infos, buffer_action, reward)
         trained = 0 < self._n_updates >= self.critic_warmup_updates
         self._value_bias.step(outcomes, dones, (lambda: self._promised_q(outcomes)) if trained else None)
+        self._check_returns()
         if self.gate is not None:
             self.gate.step(self.policy, outcomes, dones, ready=self._actor_plays)
         for name, value in mean_over_chunks(outcomes).items():
@@ -158,6 +162,19 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
         if self.num_timesteps > self.learning_starts:
             self._update_credit += self.utd * (replay_buffer.rows_stored - stored)  # type: ignore[attr-defined]
+
+    def _check_returns(self) -> None:
+        """Warn, once, of returns that the critics cannot learn."""
+        (low, high), bounds = self._value_bias.range, self.q_bounds
+        if bounds is None or self._warned_of_returns or (low >= bounds[0] - 1e-6 and high <= bounds[1] + 1e-6):
+            return
+        self._warned_of_returns = True
+        warnings.warn(
+            f"An episode has ended with the discounted return {low if low < bounds[0] else high:.3g}, but the critics' "
+            f"targets are clipped to q_bounds={tuple(bounds)}: set q_bounds to the range that returns can take, or to "
+            "None.",
+            stacklevel=2,
+        )
 
     def _promised_q(self, outcomes: list[ChunkOutcome]) -> np.ndarray:
         with th.no_grad():

@@ -84,7 +84,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         large, and the pull leaves more room than the VLA itself ever uses
     :param critic_warmup_updates: extra critic updates, done at once when ``learning_starts`` is over, before the actor
         may move. With ``actor_mode="direct"`` the actor is meanwhile fitted to the VLA's chunks.
-    :param q_bounds: targets are clipped to this range, the reachable one; (0, 1) fits a sparse reward of 1. None: off
+    :param q_bounds: targets are clipped to this range, the reachable one; (0, 1) fits a sparse reward of 1. A warning
+            tells of returns outside it. None: off
     :param gate: arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate` (``{"share": 0.5, "window": 16}``): a
         share of the training episodes are trials, which copies of the actor play without noise, and :meth:`predict`
         plays the VLA's chunk until an actor has beaten the VLA in them, and then the last actor that has. None: no
