@@ -200,9 +200,13 @@ class Training:
         run, baseline = self.run, self.baseline
         self.store()
         label, k, n = self.algorithm.label, point.evaluation.successes, point.evaluation.n
+        practising = ""
+        if point.candidate is not None and point.candidate.rows != point.evaluation.rows:
+            # what is handed out still plays the VLA's chunks
+            practising = f" (the actor that practises, not deployed: {point.candidate.successes}/{n})"
         run.progress.say(
             f"selection after {point.chunks} chunks ({point.control_steps} control steps, {point.minutes:.1f} min): "
-            f"{label} {k}/{n}, frozen VLA {baseline.successes}/{baseline.n}"
+            f"{label} {k}/{n}, frozen VLA {baseline.successes}/{baseline.n}{practising}"
         )
         if self.selection.below_vla(point.evaluation):
             what = "the best networks so far are put back" if self.config.guard == "restore" else "it goes on"
