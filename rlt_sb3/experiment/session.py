@@ -98,6 +98,8 @@ class Training:
             return make_model(config.algorithm, self.venv, config.settings, config.seed)
         device = config.settings.get("device", "cpu")
         model = load_model(config.algorithm, checkpoint.model, env=self.venv, device=device)
+        if self.algorithm.on_resume is not None:
+            self.algorithm.on_resume(model, config.settings)
         if getattr(model, "replay_buffer", None) is None:
             return model
         model.load_replay_buffer(checkpoint.path / BUFFER)
