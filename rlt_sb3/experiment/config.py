@@ -145,6 +145,11 @@ class TrainConfig:
         """Keyword arguments of the chosen algorithm; changes in place count."""
         return self.algorithms.setdefault(self.algorithm, {})
 
+    @property
+    def selections(self) -> int:
+        """Selection evaluations of the whole run, if its chunks decide when it ends."""
+        return -(-self.total_chunks // self.evaluation.selection_every)
+
     def to_dict(self) -> dict[str, Any]:
         """
         :return: what YAML files hold: the settings, each algorithm's as a section of its own (unless it is empty)

@@ -166,6 +166,9 @@ class Training:
         for name, callback in self.callbacks.items():
             if name in state["callbacks"]:  # films may be new in the resumed run
                 callback.load_state_dict(state["callbacks"][name])
+        self.budget.num_timesteps = self.model.num_timesteps  # Stable-Baselines3 tells it when training begins
+        self.run.progress.skip("training", self.budget.used)
+        self.run.progress.skip("selection", len(self.selection.points) / self.config.selections)
         self._restore_best()
         discard_later(self.run.files.path, checkpoint.chunks)
         self.checkpoints.restart_episodes()

@@ -189,15 +189,14 @@ def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[
 def _plan(progress: Progress, config: TrainConfig, chunks_per_episode: float) -> None:
     """Tell the progress bar how much each phase costs, in chunks."""
     settings = config.evaluation
-    selections = -(-config.total_chunks // settings.selection_every)
     progress.plan(
         {
             "frozen VLA, held-out states": (settings.n_states * chunks_per_episode, settings.n_states),
             "frozen VLA, selection states": (settings.selection_states * chunks_per_episode, settings.selection_states),
             "training": (config.total_chunks * TRAINING_COST, 1),
             "selection": (
-                selections * settings.selection_states * chunks_per_episode,
-                selections * settings.selection_states,
+                config.selections * settings.selection_states * chunks_per_episode,
+                config.selections * settings.selection_states,
             ),
             "best model, held-out states": (settings.n_states * chunks_per_episode, settings.n_states),
         }
