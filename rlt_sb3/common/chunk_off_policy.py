@@ -53,11 +53,8 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
     critic_warmup_updates: int
     q_bounds: tuple[float, float] | None
 
-    def _begin_counting(self, gate: dict[str, Any] | None, span: float) -> None:
-        """
-        :param gate: arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, or None
-        :param span: width of the range that returns can take (``q_bounds``)
-        """
+    def _begin_counting(self, gate: dict[str, Any] | None) -> None:
+        """:param gate: arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, or None"""
         check_names(gate, PolicyGate, type(self).__name__, "gate")
         self.gate = None if gate is None else PolicyGate(**gate)
         self.policy_kwargs["gated"] = gate is not None
@@ -65,6 +62,10 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         self._warned_of_returns = False
         self._update_credit = 0.0  # critic updates owed to rows already stored
         self._actor_plays = False  # whether the chunks under way are a trained actor's; else the VLA's, or as good as
+        try:
+            span = 1.0 if self.q_bounds is None else float(self.q_bounds[1]) - float(self.q_bounds[0])
+        except (IndexError, TypeError, ValueError):  # refused when the model is set up
+            span = 1.0
         self._value_bias = ValueBias(getattr(self, "n_envs", 1), self.gamma, span, self._stats_window_size)
 
     def _buffer_settings(self) -> dict[str, Any]:

@@ -37,8 +37,8 @@ class Algorithm:
     :param starts_at_vla: the untrained policy is meant to play the VLA's chunk
     :param learns_from_hooks: it stores what was executed where ``intervention`` or ``critical_phase`` replaced the
         policy's chunk; otherwise a run with these hooks is refused
-    :param check: raises ``ValueError`` for settings (classes looked up) that its class would accept but that cannot
-        work
+    :param check: raises ``ValueError`` for settings (classes looked up, schedules made) that cannot work, so that a run
+        refuses them before it starts simulators
     :param may_change: settings that a resumed run may change, "policy_kwargs.critic_precision" for one inside another
     :param on_resume: (model as it was saved, settings) -> applies those of them that its ``load`` does not take
     :param color: of its result in the report, a name of Matplotlib's
@@ -130,15 +130,10 @@ def labels() -> dict[str, str]:
 
 
 def _check_rlt(settings: dict[str, Any]) -> None:
-    """Names inside the settings that are keyword arguments themselves."""
-    from rlt_sb3.common.chunk_off_policy import check_names
-    from rlt_sb3.common.policy_gate import PolicyGate
-    from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
-    from rlt_sb3.rlt import RLTPolicy
+    from rlt_sb3.rlt import RLT
+    from rlt_sb3.rlt.settings import check_before_env
 
-    buffer = settings.get("replay_buffer_class") or ChunkReplayBuffer
-    for key, owner in (("policy_kwargs", RLTPolicy), ("replay_buffer_kwargs", buffer), ("gate", PolicyGate)):
-        check_names(settings.get(key), owner, "RLT", key)
+    check_before_env(RLT, settings)
 
 
 def _resume_rlt(model: Any, settings: dict[str, Any]) -> None:
