@@ -78,6 +78,8 @@ LISTS = {
     "env.suite": "rlt_sb3.cli.catalog:suites",
     "config": "rlt_sb3.experiment.config:shipped_configs",
 }
+#: refuses a ``device`` that torch cannot use, for every command that has one; ``rlt train`` has two inside its sections
+CHECK_DEVICE = "rlt_sb3.experiment.environment:check_device"
 TASKS = "rlt_sb3.cli.catalog:tasks"
 CONFIG_HELP = "YAML file with settings, for train also the name of a shipped one; later arguments override it"
 
@@ -326,6 +328,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         settings = parse(command, args)
+        device = getattr(settings, "device", None)
+        if device not in (None, "cpu"):
+            _load(CHECK_DEVICE)(device)
         status = _load(COMMANDS[command][1])(settings)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)

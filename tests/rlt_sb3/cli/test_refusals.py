@@ -105,3 +105,37 @@ def test_shipped_configurations_pass_and_draw_nothing(name):
     resolve_settings("rlt", settings)
     assert th.equal(th.get_rng_state(), before[0]) and random.getstate() == before[2]
     assert np.array_equal(np.random.get_state()[1], before[1])
+
+
+COMMANDS_WITH_DEVICE = {
+    "pretrain-token": ["--demos", '["a.hdf5"]'],
+    "encode-demos": ["--demos", '["a.hdf5"]'],
+    "train-vla": ["--demos", '["a.hdf5"]', "--output", "vla.safetensors"],
+    "eval": ["nowhere"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS_WITH_DEVICE)
+@pytest.mark.parametrize("device", ["cuda:99", "gpu"])
+def test_devices(command, device, capsys):
+    line = refused(capsys, command, *COMMANDS_WITH_DEVICE[command], "--device", device)
+    assert f"Device '{device}' cannot be used here" in line and "there is ['cpu'" in line
+
+
+def test_settings_of_the_environment(tmp_path, capsys):
+    """What make_vec's environment does not take, without a simulator."""
+    arguments = ["--env.id", "RLToken-LIBERO-v0", "--env.kwargs", "{controller: JOINT_POSITION}"]
+    line = refused(capsys, "train", "--out", str(tmp_path / "runs"), *arguments)
+    assert "env.kwargs {'controller': 'JOINT_POSITION'} do not fit env.id 'RLToken-LIBERO-v0'" in line
+    assert "unexpected keyword argument 'controller'; besides its own" in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_errors_inside_an_environment_stay_errors(tmp_path, monkeypatch):
+    def broken(self, *args, **kwargs):
+        raise TypeError("can only concatenate str")
+
+    monkeypatch.setattr("rlt_gym.testing.FakeRLTokenVectorEnv.__init__", broken)
+    monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "toy_env")
+    with pytest.raises(TypeError, match="concatenate"):
+        main(["train", "--out", str(tmp_path), "--env.id", "toy_env:FakeRLToken-v0"])
