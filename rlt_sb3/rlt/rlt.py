@@ -89,8 +89,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             tells of returns outside it. None: off
     :param gate: arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate` (``{"share": 0.5, "window": 16}``): a
         share of the training episodes are trials, which copies of the actor play without noise, and :meth:`predict`
-        plays the VLA's chunk until an actor has beaten the VLA in them, and then the last actor that has. None: no
-        gate, :meth:`predict` plays the present actor
+        plays the VLA's chunk until an actor has beaten the VLA in them, and then the last actor that has (with
+        ``actor_mode="direct"`` it plays the untrained actor until then, which is not the VLA). None: no gate,
+        :meth:`predict` plays the present actor
     :param action_noise: further noise in rollouts, shape (C, d), e.g. :class:`~rlt_sb3.common.noise.HeldNoise`
     :param replay_buffer_class: a subclass of ``ChunkReplayBuffer``
     :param replay_buffer_kwargs: further arguments of the buffer: rows of demonstrations and of interventions, time-outs

@@ -46,3 +46,14 @@ def test_a_learn_that_goes_on_keeps_the_trial():
     assert model.gate.on_trial and outcomes
     model.learn(100, reset_num_timesteps=False)
     assert model.gate.candidates == candidates and len(model.gate.outcomes) > outcomes
+
+
+def test_a_direct_actor_is_not_the_vla_before_one_is_deployed():
+    """As the documentation of ``gate`` says: the untrained actor plays until then."""
+    model = make_model(**fast(gate={"share": 0.5, "window": 1000}), policy_kwargs={"actor_mode": "direct"})
+    obs = model.env.reset()
+    untrained = model.predict(obs)[0]
+    model.learn(60)
+    assert model.gate.none_deployed and not model.gate.plays_vla(model.policy)
+    assert np.array_equal(model.predict(obs)[0], untrained)
+    assert not np.allclose(untrained, obs["vla_ref"], atol=0.05)
