@@ -26,26 +26,32 @@ class SelectionPoint:
     :param chunks: transitions so far
     :param control_steps: control steps of training so far
     :param minutes: minutes of training so far
-    :param evaluation: the outcome
+    :param evaluation: the outcome of what ``predict`` hands out. Where that is still the VLA's own chunks, it is the
+        VLA's evaluation, and nobody has played it again
+    :param candidate: the outcome of the actor that practises, where it has played instead; None: ``evaluation`` is its
+        own, or that of the actor deployed before
     """
 
     chunks: int
     control_steps: int
     minutes: float
     evaluation: Evaluation
+    candidate: Evaluation | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """
         :return: plain data for JSON
         """
-        return {**vars(self), "evaluation": self.evaluation.to_dict()}
+        candidate = None if self.candidate is None else self.candidate.to_dict()
+        return {**vars(self), "evaluation": self.evaluation.to_dict(), "candidate": candidate}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> SelectionPoint:
         """
         :param data: from :meth:`to_dict`
         """
-        return cls(**(data | {"evaluation": Evaluation.from_dict(data["evaluation"])}))
+        played = {key: data.get(key) for key in ("evaluation", "candidate")}
+        return cls(**(data | {key: entry and Evaluation.from_dict(entry) for key, entry in played.items()}))
 
 
 class SelectionCallback(StatefulCallback):
@@ -115,8 +121,9 @@ class SelectionCallback(StatefulCallback):
     def run(self) -> SelectionPoint:
         """Evaluate now and keep the model if it is the best so far."""
         with set_aside(self.logger) if self.separate_eval_envs else nullcontext():
-            result = self._play()
-            point = SelectionPoint(self.model.num_timesteps, self.budget.control_steps, self.budget.minutes, result)
+            result, candidate = self._play()
+            budget = self.budget
+            point = SelectionPoint(self.model.num_timesteps, budget.control_steps, budget.minutes, result, candidate)
             self.points.append(point)
             if self.best is None or _order(result) >= _order(self.best):
                 self.keep(result)
@@ -147,14 +154,15 @@ class SelectionCallback(StatefulCallback):
             self.logger.record("selection/restored", float(below))
         self.logger.dump(self.model.num_timesteps)
 
-    def _play(self) -> Evaluation:
+    def _play(self) -> tuple[Evaluation, Evaluation | None]:
+        """:return: outcome of what is handed out; that of the actor that practises, if it has played"""
         gate = getattr(self.model, "gate", None)
         policy: Any = self.model.policy
         if gate is None or not gate.plays_vla(policy):
-            return self.evaluate(self.model)
+            return self.evaluate(self.model), None
         result, deployed = gate.audition(policy, lambda: self.evaluate(self.model), self.baseline.rate)
         self.logger.record("selection/candidate_success_rate", result.rate)
-        return result if deployed else replace(self.baseline, policy=result.policy)
+        return (result if deployed else replace(self.baseline, policy=result.policy)), result
 
     def restore(self) -> None:
         """

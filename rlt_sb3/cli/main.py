@@ -10,7 +10,8 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from rlt_sb3.experiment.config import ListConfig
@@ -77,6 +78,8 @@ LISTS = {
     "env.suite": "rlt_sb3.cli.catalog:suites",
     "config": "rlt_sb3.experiment.config:shipped_configs",
 }
+#: refuses a ``device`` that torch cannot use, for every command that has one; ``rlt train`` has two inside its sections
+CHECK_DEVICE = "rlt_sb3.experiment.environment:check_device"
 TASKS = "rlt_sb3.cli.catalog:tasks"
 CONFIG_HELP = "YAML file with settings, for train also the name of a shipped one; later arguments override it"
 
@@ -173,6 +176,31 @@ def _with_files_of_shipped_configs(args: list[str]) -> list[str]:
     return out
 
 
+def _check_config_files(args: list[str]) -> None:
+    """
+    The parser does not name the file that it cannot read.
+
+    :param args: the rest of the command line
+    :raises ValueError: if a file of ``--config`` is missing, no YAML, or no mapping
+    """
+    given = [arg.partition("=")[2] for arg in args if arg.startswith("--config=")]
+    given += [value for option, value in pairwise(args) if option == "--config"]
+    for name in given:
+        import yaml
+
+        try:
+            with open(name, encoding="utf-8") as file:
+                data = yaml.safe_load(file)
+        except FileNotFoundError as error:
+            raise ValueError(f"There is no file {name!r}.") from error
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ValueError(f"{name} cannot be read as YAML: {' '.join(str(error).split())}.") from error
+        if data is not None and not isinstance(data, dict):
+            raise ValueError(
+                f"{name} must hold settings, 'name: value' in each line, it holds a {type(data).__name__}."
+            )
+
+
 def _take_nested(sections: Collection[str], args: list[str]) -> tuple[list[str], list[tuple[list[str], str]]]:
     """
     Take out settings inside a mapping of an algorithm, ``--rlt.policy_kwargs.n_critics 2``: the parser would replace
@@ -221,8 +249,14 @@ def parse(command: str, args: Sequence[str]) -> Any:
     """
     from jsonargparse import ArgumentParser
 
+    class Parser(ArgumentParser):
+        def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+            # one line, as for all other errors: the usage is longer than a screen
+            print(f"rlt {command}: {' '.join(message.split())} (rlt {command} --help)", file=sys.stderr)
+            raise SystemExit(2) from ex
+
     config_class = _load(COMMANDS[command][0])
-    parser = ArgumentParser(prog=f"rlt {command}", description=COMMANDS[command][2], allow_abbrev=False)
+    parser = Parser(prog=f"rlt {command}", description=COMMANDS[command][2], allow_abbrev=False)
     parser.add_argument("--config", action="config", help=CONFIG_HELP)
     tidy = normalise(config_class, args)
     if command == "train":
@@ -235,6 +269,7 @@ def parse(command: str, args: Sequence[str]) -> Any:
     else:
         parser.add_class_arguments(config_class, as_group=False, as_positional=True)
         nested = []
+    _check_config_files(tidy)
     settings = vars(parser.instantiate(parser.parse_args(tidy)))
     del settings["config"]
     if nested:
@@ -293,6 +328,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         settings = parse(command, args)
+        device = getattr(settings, "device", None)
+        if device not in (None, "cpu"):
+            _load(CHECK_DEVICE)(device)
         status = _load(COMMANDS[command][1])(settings)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)

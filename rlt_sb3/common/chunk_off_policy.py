@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import pathlib
+import warnings
 import zipfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -41,7 +42,8 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
 
     Goes before one of Stable-Baselines3's algorithms in the list of bases, ``class RLT(ChunkOffPolicyAlgorithm, TD3)``.
     The algorithm calls :meth:`_begin_counting` in its constructor, makes its replay buffer a ``ChunkReplayBuffer``,
-    asks :attr:`gate` which actor collects (:meth:`_sample_action`), and has a critic with ``q_values``.
+    asks :attr:`gate` which actor collects and says in ``_actor_plays`` whether one does (:meth:`_sample_action`), and
+    has a critic with ``q_values``.
     """
 
     replay_buffer: ChunkReplayBuffer | None
@@ -49,17 +51,21 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
     policy: Any
     utd: float
     critic_warmup_updates: int
+    q_bounds: tuple[float, float] | None
 
-    def _begin_counting(self, gate: dict[str, Any] | None, span: float) -> None:
-        """
-        :param gate: arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, or None
-        :param span: width of the range that returns can take
-        """
+    def _begin_counting(self, gate: dict[str, Any] | None) -> None:
+        """:param gate: arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, or None"""
         check_names(gate, PolicyGate, type(self).__name__, "gate")
         self.gate = None if gate is None else PolicyGate(**gate)
         self.policy_kwargs["gated"] = gate is not None
         self.saved_format = SAVED_FORMAT
+        self._warned_of_returns = False
         self._update_credit = 0.0  # critic updates owed to rows already stored
+        self._actor_plays = False  # whether the chunks under way are a trained actor's; else the VLA's, or as good as
+        try:
+            span = 1.0 if self.q_bounds is None else float(self.q_bounds[1]) - float(self.q_bounds[0])
+        except (IndexError, TypeError, ValueError):  # refused when the model is set up
+            span = 1.0
         self._value_bias = ValueBias(getattr(self, "n_envs", 1), self.gamma, span, self._stats_window_size)
 
     def _buffer_settings(self) -> dict[str, Any]:
@@ -90,7 +96,10 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
     ) -> tuple[int, BaseCallback]:
         if reset_num_timesteps:
             self._value_bias.control_steps = 0
-        self.end_trajectories()
+            if self.gate is not None:
+                self.gate.abandon_trial()  # the environment may be another one; the VLA plays first again
+        if reset_num_timesteps or self._last_obs is None:  # else the episodes go on where the last call left them
+            self.end_trajectories()
         if self.replay_buffer is not None:
             self.replay_buffer.read_offline(self.env)
         return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
@@ -99,7 +108,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         """
         Say that the environments are about to be reset from outside: no return may run across.
 
-        Call it before such a reset in the middle of training; :meth:`learn` does it by itself when it starts.
+        Call it before such a reset in the middle of training; :meth:`learn` does it by itself where it resets them.
         """
         if self.replay_buffer is not None:
             self.replay_buffer.end_trajectories()
@@ -145,14 +154,28 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         outcomes = outcomes_of(infos, buffer_action, reward)
         trained = 0 < self._n_updates >= self.critic_warmup_updates
         self._value_bias.step(outcomes, dones, (lambda: self._promised_q(outcomes)) if trained else None)
+        self._check_returns()
         if self.gate is not None:
-            self.gate.step(self.policy, outcomes, dones, ready=not self._warming_up)
+            self.gate.step(self.policy, outcomes, dones, ready=self._actor_plays)
         for name, value in mean_over_chunks(outcomes).items():
             self.logger.record_mean(f"rollout/{name}", value)
         stored = replay_buffer.rows_stored  # type: ignore[attr-defined]
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
         if self.num_timesteps > self.learning_starts:
             self._update_credit += self.utd * (replay_buffer.rows_stored - stored)  # type: ignore[attr-defined]
+
+    def _check_returns(self) -> None:
+        """Warn, once, of returns that the critics cannot learn."""
+        (low, high), bounds = self._value_bias.range, self.q_bounds
+        if bounds is None or self._warned_of_returns or (low >= bounds[0] - 1e-6 and high <= bounds[1] + 1e-6):
+            return
+        self._warned_of_returns = True
+        warnings.warn(
+            f"An episode has ended with the discounted return {low if low < bounds[0] else high:.3g}, but the critics' "
+            f"targets are clipped to q_bounds={tuple(bounds)}: set q_bounds to the range that returns can take, or to "
+            "None.",
+            stacklevel=2,
+        )
 
     def _promised_q(self, outcomes: list[ChunkOutcome]) -> np.ndarray:
         with th.no_grad():

@@ -1,7 +1,20 @@
-"""What the processor can do."""
+"""What the processor and the devices can do."""
 
 from functools import cache
 from pathlib import Path
+
+import torch as th
+
+
+@cache
+def has_bfloat16(device: th.device) -> bool:
+    """
+    :param device: where the matrices are
+    :return: whether it multiplies bfloat16 matrices in hardware
+    """
+    if device.type == "cuda":
+        return th.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == "cpu" and cpu_has_bfloat16()
 
 
 @cache

@@ -86,7 +86,7 @@ class PolicyGate:
     LISTS = ("vla", "vla_steps", "outcomes", "steps", "recent")
 
     def __init__(self, share: float = 0.5, window: int = 16):
-        if not 0.0 < share <= 1.0:
+        if not (isinstance(share, int | float | np.floating) and 0.0 < share <= 1.0):
             raise ValueError(f"gate.share must be in (0, 1] (a share of the episodes), got {share!r}.")
         if not isinstance(window, int) or window < 1:
             raise ValueError(f"gate.window must be an integer >= 1, got {window!r}.")

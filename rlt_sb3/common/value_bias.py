@@ -25,6 +25,9 @@ class ValueBias:
     :param patience: ... during this many episodes in a row
     """
 
+    #: lowest and highest discounted return so far, of finished episodes and of their last chunks
+    range: tuple[float, float] = (np.inf, -np.inf)
+
     def __init__(
         self, n_envs: int, gamma: float, span: float = 1.0, window: int = 100, limit: float = 0.5, patience: int = 30
     ):
@@ -79,6 +82,9 @@ class ValueBias:
             self.returns[index] += self.discounts[index] * discounted
             self.discounts[index] *= self.gamma**outcome.steps
             if dones[index]:
+                if not outcome.broken:
+                    ends = (float(self.returns[index]), discounted)
+                    self.range = (min(self.range[0], *ends), max(self.range[1], *ends))
                 # an episode that ended because a worker died has no return to compare with
                 if not np.isnan(self.promised[index]) and not outcome.broken:
                     self._add(float(self.promised[index] - self.returns[index]))

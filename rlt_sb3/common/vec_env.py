@@ -132,8 +132,8 @@ class GymnasiumVecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """
-        Attribute of the vector env (the same value for every index), otherwise of the sub-environments if the
-        vector env gives access to them (``get_attr``).
+        Attribute of the vector env, or of one of its wrappers, if there is one of that name: the same object for every
+        index. Otherwise of the sub-environments, if the vector env gives access to them (``get_attr``).
 
         :param attr_name: name of the attribute
         :param indices: which sub-environments; all by default
@@ -152,12 +152,14 @@ class GymnasiumVecEnv(VecEnv):
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """
-        Set an attribute of the vector env if it has one of that name, otherwise of the sub-environments.
+        Set an attribute of the vector env if it has one of that name, otherwise of the sub-environments (as
+        :meth:`get_attr` looks for it).
 
         :param attr_name: name of the attribute
         :param value: new value
         :param indices: which sub-environments; must be all of them for an attribute of the vector env
         :raises ValueError: if ``indices`` is a part only, which a vector env cannot do
+        :raises AttributeError: if the vector env has no such attribute and gives no access to sub-environments
         """
         if sorted(self._get_indices(indices)) != list(range(self.num_envs)):
             raise ValueError(f"set_attr({attr_name!r}) works on all {self.num_envs} sub-environments, got {indices}.")
@@ -172,11 +174,15 @@ class GymnasiumVecEnv(VecEnv):
 
     def env_method(self, method_name: str, *method_args, indices: VecEnvIndices = None, **method_kwargs) -> list[Any]:
         """
-        Call a method: of every sub-environment if the vector env can (``call``), otherwise of the vector env itself.
+        Call a method of the vector env, or of one of its wrappers, if there is one of that name: once, and every index
+        gets the same result. Otherwise of every sub-environment, if the vector env can (``call``).
 
         :param method_name: name of the method
+        :param method_args: its arguments
         :param indices: whose results to return; the call is made for all sub-environments
+        :param method_kwargs: its keyword arguments
         :return: one result per index
+        :raises AttributeError: if neither has it
         """
         chosen = list(self._get_indices(indices))
         method = getattr(self.env, method_name, None) or getattr(self.env.unwrapped, method_name, None)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
+from inspect import signature
 from typing import Any
 
 #: Entry points of other packages: ``name = "module:attribute"`` of an :class:`Algorithm`.
@@ -36,8 +37,10 @@ class Algorithm:
     :param starts_at_vla: the untrained policy is meant to play the VLA's chunk
     :param learns_from_hooks: it stores what was executed where ``intervention`` or ``critical_phase`` replaced the
         policy's chunk; otherwise a run with these hooks is refused
-    :param check: raises ``ValueError`` for settings (classes looked up) that its class would accept but that cannot
-        work
+    :param check: raises ``ValueError`` for settings (classes looked up, schedules made) that cannot work, so that a run
+        refuses them before it starts simulators
+    :param may_change: settings that a resumed run may change, "policy_kwargs.critic_precision" for one inside another
+    :param on_resume: (model as it was saved, settings) -> applies those of them that its ``load`` does not take
     :param color: of its result in the report, a name of Matplotlib's
     """
 
@@ -48,7 +51,24 @@ class Algorithm:
     starts_at_vla: bool = False
     learns_from_hooks: bool = False
     check: Callable[[dict[str, Any]], None] | None = None
+    may_change: tuple[str, ...] = ("device",)
+    on_resume: Callable[[Any, dict[str, Any]], None] | None = None
     color: str = "tab:brown"
+
+    def fixed(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """
+        :param settings: keyword arguments
+        :return: those that a resumed run must keep
+        """
+        kept: dict[str, Any] = {}
+        for name, value in settings.items():
+            free = [path.partition(".")[2] for path in self.may_change if path.partition(".")[0] == name]
+            inner = (
+                {key: entry for key, entry in value.items() if key not in free} if isinstance(value, dict) else value
+            )
+            if "" not in free and not (free and inner == {}):
+                kept[name] = inner if free else value
+        return kept
 
     def load_class(self) -> Any:
         """
@@ -110,15 +130,17 @@ def labels() -> dict[str, str]:
 
 
 def _check_rlt(settings: dict[str, Any]) -> None:
-    """Names inside the settings that are keyword arguments themselves."""
-    from rlt_sb3.common.chunk_off_policy import check_names
-    from rlt_sb3.common.policy_gate import PolicyGate
-    from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
-    from rlt_sb3.rlt import RLTPolicy
+    from rlt_sb3.rlt import RLT
+    from rlt_sb3.rlt.settings import check_before_env
 
-    buffer = settings.get("replay_buffer_class") or ChunkReplayBuffer
-    for key, owner in (("policy_kwargs", RLTPolicy), ("replay_buffer_kwargs", buffer), ("gate", PolicyGate)):
-        check_names(settings.get(key), owner, "RLT", key)
+    check_before_env(RLT, settings)
+
+
+def _resume_rlt(model: Any, settings: dict[str, Any]) -> None:
+    default = signature(type(model.policy)).parameters["critic_precision"].default
+    precision = (settings.get("policy_kwargs") or {}).get("critic_precision", default)
+    model.policy.set_critic_precision(precision)
+    model.policy_kwargs["critic_precision"] = precision
 
 
 def _tqc_defaults(n_envs: int, length: int) -> dict[str, Any]:
@@ -151,6 +173,8 @@ _RLT = Algorithm(
     starts_at_vla=True,
     learns_from_hooks=True,
     check=_check_rlt,
+    may_change=("device", "policy_kwargs.critic_precision"),
+    on_resume=_resume_rlt,
     color="tab:green",
 )
 register_algorithm("rlt", _RLT)

@@ -31,7 +31,7 @@ class EnvConfig:
     :param suite: LIBERO suite
     :param task_ids: tasks of the suite
     :param chunk_length: control steps per action chunk
-    :param vla: frozen policy: a name or a checkpoint path
+    :param vla: frozen policy: a name of ``rlt list``, or the path of a file that ``rlt train-vla`` wrote
     :param rl_token: RL-token encoder: "auto", a checkpoint path, or "mean" (ablation: the VLA's picture tokens,
         averaged)
     :param assets: "auto", "embedded", "official" or a folder
@@ -39,7 +39,7 @@ class EnvConfig:
     :param train_episode_steps: horizon of the training episodes, where it is shorter
     :param image_size: camera resolution in pixels
     :param render: quality of the pictures
-    :param device: where the frozen policy and the encoder run
+    :param device: where the frozen policy and the encoder run; the algorithm has a ``device`` of its own
     :param render_mode: "rgb_array" makes videos possible
     :param kwargs: anything else for ``make_vec``
     """
@@ -100,8 +100,8 @@ class TrainConfig:
         another registered one
     :param algorithms: algorithm -> keyword arguments of its class (see its page for what there is): classes as
         "torch.nn:GELU", linear schedules (``bc_coef``, ``learning_rate``) as
-        ``{start: 20, end: 5, end_fraction: 0.5}``. In YAML and on the command line each algorithm is a section:
-        ``rlt: {bc_coef: 5}``, ``--rlt.bc_coef 5``
+        ``{start: 20, end: 5, end_fraction: 0.5}``; ``device`` is "cpu" unless given ("auto": a GPU where there is one).
+        In YAML and on the command line each algorithm is a section: ``rlt: {bc_coef: 5}``, ``--rlt.bc_coef 5``
     :param evaluation: the evaluations
     :param total_chunks: stop after this many chunks (transitions, over all simulators)
     :param total_control_steps: stop after this many control steps
@@ -144,6 +144,11 @@ class TrainConfig:
     def settings(self) -> dict[str, Any]:
         """Keyword arguments of the chosen algorithm; changes in place count."""
         return self.algorithms.setdefault(self.algorithm, {})
+
+    @property
+    def selections(self) -> int:
+        """Selection evaluations of the whole run, if its chunks decide when it ends."""
+        return -(-self.total_chunks // self.evaluation.selection_every)
 
     def to_dict(self) -> dict[str, Any]:
         """

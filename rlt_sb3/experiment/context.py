@@ -88,6 +88,7 @@ class Run:
     def vla(self, split: str, key: str, phase: str) -> Evaluation:
         """The frozen VLA on a split; a resumed run has it already."""
         if key in self.data:
+            self.progress.skip(phase)
             return Evaluation.from_dict(self.data[key])
         self.progress.phase(phase)
         result = self.evaluate("vla", split, "frozen VLA", self.filmed if split == "eval" else 0)

@@ -32,7 +32,7 @@ def make_env(
     :param split: the initial states to begin with
     :param seed: seed of the training initial states
     :param like: one made before; its frozen VLA and RL token are used, not loaded a second time
-    :raises ValueError: if there is no such environment, or it shows no reference chunk
+    :raises ValueError: if there is no such environment, if it has no such setting, or if it shows no reference chunk
     """
     import gymnasium as gym
 
@@ -54,6 +54,10 @@ def make_env(
             f"env.id {config.id!r} cannot be made: {error} (This package has {', '.join(registered_ids())}; one of "
             "your own is 'module:id'.)"
         ) from error
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise ValueError(f"env.kwargs {config.kwargs} do not fit env.id {config.id!r}: {error}.") from error
     keys = list(getattr(env.single_observation_space, "spaces", {}))
     if "vla_ref" not in keys:  # LIBERO-v0, for example, has pictures and no frozen VLA
         env.close()

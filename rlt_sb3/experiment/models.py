@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def resolve_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """
-    The settings of a configuration as an algorithm takes them; unknown ones are refused before a simulator starts.
+    The settings of a configuration as an algorithm takes them; those that cannot work are refused before a simulator
+    starts.
 
     :param name: the algorithm
     :param settings: its keyword arguments; classes as "module:Class", schedules as ``{start: 20, end: 5}``
@@ -32,10 +33,10 @@ def resolve_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(settings) - set(known))
     if unknown:
         raise ValueError(f"{algorithm.label} has no setting {', '.join(unknown)}; there is {', '.join(known)}.")
-    settings = resolve_classes(settings, name)
+    settings = resolve_schedules(resolve_classes(settings, name), name)
     if algorithm.check is not None:
         algorithm.check(settings)
-    return resolve_schedules(settings, name)
+    return settings
 
 
 def make_vec_env(name: str, env: Any) -> VecEnv:

@@ -160,6 +160,17 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
         axes.errorbar(
             x, rates, yerr=errors, marker="o", capsize=3, color="tab:blue", label=f"{label}, selection states"
         )
+    candidates = [p for p in data["selection"] if p.get("candidate")]
+    tried = [(p["control_steps"], Evaluation.from_dict(p["candidate"])) for p in candidates]
+    if tried:
+        axes.plot(
+            [step for step, _ in tried],
+            [candidate.rate for _, candidate in tried],
+            marker="x",
+            linestyle="none",
+            color="tab:red",
+            label=f"the actor that practises, before it is deployed (lowest {min(c.rate for _, c in tried):.0%})",
+        )
     practice = {
         "rollout/success_rate": ("tab:orange", "training episodes (last 100)"),
         "rollout/trial_success_rate": ("tab:purple", "noise-free trials"),

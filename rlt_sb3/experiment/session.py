@@ -98,6 +98,8 @@ class Training:
             return make_model(config.algorithm, self.venv, config.settings, config.seed)
         device = config.settings.get("device", "cpu")
         model = load_model(config.algorithm, checkpoint.model, env=self.venv, device=device)
+        if self.algorithm.on_resume is not None:
+            self.algorithm.on_resume(model, config.settings)
         if getattr(model, "replay_buffer", None) is None:
             return model
         model.load_replay_buffer(checkpoint.path / BUFFER)
@@ -164,6 +166,9 @@ class Training:
         for name, callback in self.callbacks.items():
             if name in state["callbacks"]:  # films may be new in the resumed run
                 callback.load_state_dict(state["callbacks"][name])
+        self.budget.num_timesteps = self.model.num_timesteps  # Stable-Baselines3 tells it when training begins
+        self.run.progress.skip("training", self.budget.used)
+        self.run.progress.skip("selection", len(self.selection.points) / self.config.selections)
         self._restore_best()
         discard_later(self.run.files.path, checkpoint.chunks)
         self.checkpoints.restart_episodes()
@@ -200,9 +205,13 @@ class Training:
         run, baseline = self.run, self.baseline
         self.store()
         label, k, n = self.algorithm.label, point.evaluation.successes, point.evaluation.n
+        practising = ""
+        if point.candidate is not None and point.candidate.rows != point.evaluation.rows:
+            # what is handed out still plays the VLA's chunks
+            practising = f" (the actor that practises, not deployed: {point.candidate.successes}/{n})"
         run.progress.say(
             f"selection after {point.chunks} chunks ({point.control_steps} control steps, {point.minutes:.1f} min): "
-            f"{label} {k}/{n}, frozen VLA {baseline.successes}/{baseline.n}"
+            f"{label} {k}/{n}, frozen VLA {baseline.successes}/{baseline.n}{practising}"
         )
         if self.selection.below_vla(point.evaluation):
             what = "the best networks so far are put back" if self.config.guard == "restore" else "it goes on"

@@ -147,9 +147,9 @@ def resume(path: str | Path, **changes: Any) -> TrainResult:
     return train(replace(load_config(run / "config.yaml"), resume=str(path), **changes))
 
 
-#: What a resumed run may not change, besides settings of algorithms: it is in the checkpoint, or results could not be
-#: compared any more.
-FIXED = ("algorithm", "env", "seed", "evaluation.n_states", "evaluation.selection_states")
+#: What a resumed run may not change, besides ``env.device`` and settings of algorithms (see ``Algorithm.may_change``):
+#: it is in the checkpoint, or results could not be compared any more.
+FIXED = ("algorithm", "seed", "evaluation.n_states", "evaluation.selection_states")
 
 
 def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[str, Any] | None]:
@@ -163,8 +163,10 @@ def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[
     folder, checkpoint = find_checkpoint(Path(config.resume))
     saved = load_config(folder / "config.yaml")
     fixed = {name: (attrgetter(name)(saved), attrgetter(name)(config)) for name in FIXED}
+    fixed["env"] = replace(saved.env, device=None), replace(config.env, device=None)
     for name in saved.algorithms | config.algorithms:
-        fixed[name] = saved.algorithms.get(name, {}), config.algorithms.get(name, {})
+        must_keep = get_algorithm(name).fixed
+        fixed[name] = must_keep(saved.algorithms.get(name, {})), must_keep(config.algorithms.get(name, {}))
     for name, (old, new) in fixed.items():
         if old != new:
             raise ValueError(f"A resumed run must keep {name}: the run has {old}, given was {new}.")
@@ -187,15 +189,14 @@ def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[
 def _plan(progress: Progress, config: TrainConfig, chunks_per_episode: float) -> None:
     """Tell the progress bar how much each phase costs, in chunks."""
     settings = config.evaluation
-    selections = -(-config.total_chunks // settings.selection_every)
     progress.plan(
         {
             "frozen VLA, held-out states": (settings.n_states * chunks_per_episode, settings.n_states),
             "frozen VLA, selection states": (settings.selection_states * chunks_per_episode, settings.selection_states),
             "training": (config.total_chunks * TRAINING_COST, 1),
             "selection": (
-                selections * settings.selection_states * chunks_per_episode,
-                selections * settings.selection_states,
+                config.selections * settings.selection_states * chunks_per_episode,
+                config.selections * settings.selection_states,
             ),
             "best model, held-out states": (settings.n_states * chunks_per_episode, settings.n_states),
         }

@@ -13,7 +13,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.td3.policies import Actor, TD3Policy
 from torch import nn
 
-from rlt_sb3.common.hardware import cpu_has_bfloat16
+from rlt_sb3.common.hardware import has_bfloat16
 from rlt_sb3.common.torch_utils import AntiWindupClamp, EnsembleMLP
 from rlt_sb3.rlt.features import RLTFeatures, TensorDict
 
@@ -172,7 +172,7 @@ class RLTCritic(ContinuousCritic):
         self.share_features_extractor = share_features_extractor
         self.n_critics, self.n_target_critics = n_critics, n_target_critics
         self.follow = actor_q
-        self.in_bfloat16 = precision == "bfloat16" or (precision == "auto" and cpu_has_bfloat16())
+        self.precision = precision
         action_dim = get_action_dim(self.action_space)
         self.ensemble = EnsembleMLP(n_critics, features_dim + action_dim, net_arch, activation_fn, layer_norm)
 
@@ -183,7 +183,8 @@ class RLTCritic(ContinuousCritic):
         :param members: indices of the members to ask; all by default
         :return: Q-values (members, B)
         """
-        with th.autocast(actions.device.type, dtype=th.bfloat16, enabled=self.in_bfloat16):
+        in_bfloat16 = self.precision == "bfloat16" or (self.precision == "auto" and has_bfloat16(actions.device))
+        with th.autocast(actions.device.type, dtype=th.bfloat16, enabled=in_bfloat16):
             features = self.features_extractor(obs)
             return self.ensemble(features, members, actions).float()
 
@@ -235,7 +236,7 @@ class RLTPolicy(TD3Policy):
         None: all
     :param critic_precision: "float32", or "bfloat16" for the matrix products of the critics (parameters, losses and
         targets stay float32): about twice as fast on processors that have bfloat16 instructions, slower on others;
-        "auto" asks the processor
+        "auto" asks the device on which the critics are
     :param layer_norm: LayerNorm in the critics
     :param actor_mode: "residual" (reference + correction that starts at zero) or "direct" (paper), see
         :class:`RLTActor`
@@ -375,6 +376,16 @@ class RLTPolicy(TD3Policy):
     def start_trial(self) -> None:
         """The actor that practises goes on trial, as it is now."""
         self.actor_on_trial.load_state_dict(self.training_actor.state_dict())
+
+    def set_critic_precision(self, precision: str) -> None:
+        """
+        :param precision: ``critic_precision`` from now on
+        :raises ValueError: if there is no such precision
+        """
+        if precision not in PRECISIONS:
+            raise ValueError(f"critic_precision must be one of {PRECISIONS}, got {precision!r}.")
+        self.critic_precision = self.critic_kwargs["precision"] = precision
+        self.critic.precision = self.critic_target.precision = precision
 
     def deploy(self, parameters: Mapping[str, Any]) -> None:
         """

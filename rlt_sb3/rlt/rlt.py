@@ -16,13 +16,14 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.td3.td3 import TD3
 
-from rlt_sb3.common.chunk_off_policy import ChunkOffPolicyAlgorithm, check_names
+from rlt_sb3.common.chunk_off_policy import ChunkOffPolicyAlgorithm
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.replay.storage import ChunkBatch
 from rlt_sb3.common.torch_utils import polyak, times_per_dimension
 from rlt_sb3.common.vec_env import metadata_of
 from rlt_sb3.rlt.features import RLTFeatures, proprio_layout
 from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy, check_spaces
+from rlt_sb3.rlt.settings import check_values
 
 #: Size up to which the observations of several batches are read together; larger arrays cost page faults each time
 NUMBERS_AT_ONCE = 2**19
@@ -84,11 +85,13 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         large, and the pull leaves more room than the VLA itself ever uses
     :param critic_warmup_updates: extra critic updates, done at once when ``learning_starts`` is over, before the actor
         may move. With ``actor_mode="direct"`` the actor is meanwhile fitted to the VLA's chunks.
-    :param q_bounds: targets are clipped to this range, the reachable one; (0, 1) fits a sparse reward of 1. None: off
+    :param q_bounds: targets are clipped to this range, the reachable one; (0, 1) fits a sparse reward of 1. A warning
+            tells of returns outside it. None: off
     :param gate: arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate` (``{"share": 0.5, "window": 16}``): a
         share of the training episodes are trials, which copies of the actor play without noise, and :meth:`predict`
-        plays the VLA's chunk until an actor has beaten the VLA in them, and then the last actor that has. None: no
-        gate, :meth:`predict` plays the present actor
+        plays the VLA's chunk until an actor has beaten the VLA in them, and then the last actor that has (with
+        ``actor_mode="direct"`` it plays the untrained actor until then, which is not the VLA). None: no gate,
+        :meth:`predict` plays the present actor
     :param action_noise: further noise in rollouts, shape (C, d), e.g. :class:`~rlt_sb3.common.noise.HeldNoise`
     :param replay_buffer_class: a subclass of ``ChunkReplayBuffer``
     :param replay_buffer_kwargs: further arguments of the buffer: rows of demonstrations and of interventions, time-outs
@@ -179,7 +182,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self.action_scale = action_scale
         self.critic_warmup_updates = critic_warmup_updates
         self.q_bounds = q_bounds
-        self._begin_counting(gate, span=1.0 if q_bounds is None else q_bounds[1] - q_bounds[0])
+        self._begin_counting(gate)
 
         if _init_setup_model:
             self._setup_model()
@@ -193,7 +196,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             raise ValueError(
                 "VecNormalize does not go with RLT: vla_ref must stay as it is; RLT normalizes its own inputs."
             )
-        self._check_settings()
+        check_values(self)
         if self.q_bounds is not None:
             self.q_bounds = (float(self.q_bounds[0]), float(self.q_bounds[1]))  # load() brings a list
         self._describe_proprio()
@@ -221,58 +224,6 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         if robot is not None and takes and given.get("proprio_norm", "auto") == "auto":
             self.policy_kwargs["features_extractor_kwargs"] = given | {"proprio_norm": proprio_layout(robot)}
 
-    def _check_settings(self) -> None:
-        """:raises ValueError: names the setting, what is allowed and what was given"""
-
-        def require(name: str, ok: Any, allowed: str) -> None:
-            if not ok:
-                raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}.")
-
-        def integer(name: str, lowest: int, unit: str = "") -> None:
-            value = getattr(self, name)
-            require(name, isinstance(value, int) and value >= lowest, f"an integer >= {lowest}{unit}")
-
-        def between_0_and_1(name: str, meaning: str = "") -> None:
-            require(name, 0.0 <= getattr(self, name) <= 1.0, f"in [0, 1]{meaning}")
-
-        buffer_class = self.replay_buffer_class or ChunkReplayBuffer
-        if not issubclass(buffer_class, ChunkReplayBuffer):
-            raise ValueError(
-                f"replay_buffer_class must be a subclass of ChunkReplayBuffer (discounts per control step), "
-                f"got {buffer_class.__name__}."
-            )
-        check_names(self.policy_kwargs, self.policy_class, "RLT", "policy_kwargs")
-        check_names(self.replay_buffer_kwargs, buffer_class, "RLT", "replay_buffer_kwargs")
-        between_0_and_1("gamma", " (discount per control step)")
-        require("tau", 0.0 < self.tau <= 1.0, "in (0, 1]")
-        require("utd", self.utd is not None and self.utd > 0, "> 0 (critic updates per row)")
-        require("batch_size", self.batch_size >= 1, ">= 1")
-        require("buffer_size", self.buffer_size >= 1, ">= 1")
-        require("learning_starts", self.learning_starts >= 0, ">= 0 (chunks)")
-        starts = self.gate is None or self.learning_starts > 0
-        require("learning_starts", starts, "> 0 with a gate: the VLA's own chunks show what an actor has to beat")
-        integer("n_steps", 1, " (chunks)")
-        integer("policy_delay", 1)
-        try:
-            coefs = [FloatSchedule(self.bc_coef)(progress) for progress in (1.0, 0.5, 0.0)]
-        except (AssertionError, TypeError, ValueError) as error:
-            needed = "a number or a schedule (progress remaining, from 1 to 0, to a number)"
-            raise ValueError(f"bc_coef must be {needed}, got {self.bc_coef!r} ({error}).") from error
-        require("bc_coef", min(coefs) >= 0.0, ">= 0, or a schedule (progress remaining, from 1 to 0, to a number >= 0)")
-        between_0_and_1("bc_failure_weight")
-        between_0_and_1("reference_dropout", " (a probability)")
-        for name in ("target_policy_noise", "target_noise_clip", "critic_warmup_updates"):
-            require(name, getattr(self, name) >= 0, ">= 0")
-        bounds = self.q_bounds
-        fits = bounds is None or (len(bounds) == 2 and bounds[0] < bounds[1])
-        require("q_bounds", fits, "None or (low, high), low < high")
-        assert isinstance(self.action_space, spaces.Box)
-        dims = self.action_space.shape[-1]
-        for name, sign, holds in (("exploration_std", ">=", np.greater_equal), ("action_scale", ">", np.greater)):
-            value = np.asarray(getattr(self, name), dtype=float)
-            fits = value.shape in ((), (dims,)) and bool(np.all(holds(value, 0)))
-            require(name, fits, f"{sign} 0, a number or {dims} numbers")
-
     # ---------------------------------------------------------------- rollouts
 
     def _sample_action(
@@ -288,6 +239,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         """
         assert isinstance(self._last_obs, dict), "self._last_obs was not set"
         reference = np.clip(np.asarray(self._last_obs["vla_ref"], dtype=np.float32), -1.0, 1.0)
+        # a later learn() starts with the VLA's chunks as well, whatever the actor has learned before
+        self._actor_plays = self.num_timesteps >= learning_starts and not self._warming_up
         if self.num_timesteps < learning_starts:
             if self.gate is not None:
                 self.gate.play_vla()
@@ -298,7 +251,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
                 observation, _ = self.policy.obs_to_tensor(self._last_obs)
                 chunk = self.policy.training_actor(observation).cpu().numpy().reshape(reference.shape)
             if self.gate is not None:
-                chunk = self.gate.choose(self.policy, observation, chunk, ready=not self._warming_up)
+                chunk = self.gate.choose(self.policy, observation, chunk, ready=self._actor_plays)
         noise = np.random.normal(size=chunk.shape) * np.asarray(self.exploration_std) * np.asarray(self.action_scale)
         if action_noise is not None:
             noise = noise + action_noise()

@@ -1,0 +1,121 @@
+"""Whether RLT's settings can work: checked when a model is set up, and by runs before there is an environment."""
+
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.utils import FloatSchedule
+
+from rlt_sb3.common.chunk_off_policy import check_names
+from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
+
+
+def check_values(model: Any) -> None:
+    """
+    :param model: of RLT, with its spaces; not set up yet
+    :raises ValueError: names the setting, what is allowed and what was given
+    """
+
+    def require(name: str, ok: Any, allowed: str) -> None:
+        if not ok:
+            raise ValueError(f"{name} must be {allowed}, got {getattr(model, name)!r}.")
+
+    def integer(name: str, lowest: int, unit: str = "") -> None:
+        value = getattr(model, name)
+        require(name, isinstance(value, int) and value >= lowest, f"an integer >= {lowest}{unit}")
+
+    def number(name: str, allowed: str, fits: Callable[[Any], bool]) -> None:
+        value = getattr(model, name)
+        require(name, isinstance(value, Real) and fits(value), allowed)
+
+    def between_0_and_1(name: str, meaning: str = "") -> None:
+        number(name, f"in [0, 1]{meaning}", lambda value: 0.0 <= value <= 1.0)
+
+    buffer_class = model.replay_buffer_class or ChunkReplayBuffer
+    if not issubclass(buffer_class, ChunkReplayBuffer):
+        raise ValueError(
+            f"replay_buffer_class must be a subclass of ChunkReplayBuffer (discounts per control step), "
+            f"got {buffer_class.__name__}."
+        )
+    check_names(model.policy_kwargs, model.policy_class, "RLT", "policy_kwargs")
+    check_names(model.replay_buffer_kwargs, buffer_class, "RLT", "replay_buffer_kwargs")
+    between_0_and_1("gamma", " (discount per control step)")
+    number("tau", "in (0, 1]", lambda value: 0.0 < value <= 1.0)
+    number("utd", "> 0 (critic updates per row)", lambda value: value > 0)
+    integer("batch_size", 1)
+    integer("buffer_size", 1)
+    integer("learning_starts", 0, " (chunks)")
+    starts = model.gate is None or model.learning_starts > 0
+    require("learning_starts", starts, "> 0 with a gate: the VLA's own chunks show what an actor has to beat")
+    integer("n_steps", 1, " (chunks)")
+    integer("policy_delay", 1)
+    for name in ("learning_rate", "bc_coef"):
+        given, progress = getattr(model, name), "progress remaining, from 1 to 0, to a number"
+        try:
+            values = [FloatSchedule(given)(remaining) for remaining in (1.0, 0.5, 0.0)]
+        except (AssertionError, TypeError, ValueError) as error:
+            raise ValueError(f"{name} must be a number or a schedule ({progress}), got {given!r}.") from error
+        require(name, all(value >= 0.0 for value in values), f">= 0, or a schedule ({progress} >= 0)")
+    between_0_and_1("bc_failure_weight")
+    between_0_and_1("reference_dropout", " (a probability)")
+    for name in ("target_policy_noise", "target_noise_clip", "critic_warmup_updates"):
+        number(name, ">= 0", lambda value: value >= 0)
+    bounds: Any = model.q_bounds
+    pair = isinstance(bounds, list | tuple) and [isinstance(bound, Real) for bound in bounds] == [True, True]
+    fits = bounds is None or (pair and bounds[0] < bounds[1])
+    require("q_bounds", fits, "None or (low, high), low < high")
+    assert isinstance(model.action_space, spaces.Box)
+    dims = model.action_space.shape[-1]
+    for name, sign, holds in (("exploration_std", ">=", np.greater_equal), ("action_scale", ">", np.greater)):
+        try:
+            value = np.asarray(getattr(model, name), dtype=float)
+        except (TypeError, ValueError):
+            value = np.array(np.nan)
+        fits = value.shape in ((), (dims,)) and bool(np.all(holds(value, 0)))
+        require(name, fits, f"{sign} 0, a number or {dims} numbers")
+
+
+def check_before_env(algorithm: type, settings: Mapping[str, Any]) -> None:
+    """
+    Try settings on spaces made up for them: what depends on the environment's own is checked when a model is made.
+
+    :param algorithm: RLT
+    :param settings: its keyword arguments, without policy and environment
+    :raises ValueError: as :func:`check_values`, the buffer, the gate and the policy do
+    """
+    given = dict(settings)
+    frequency = given.get("train_freq", 1)
+    if not isinstance(frequency, tuple) and not (isinstance(frequency, int) and frequency >= 1):
+        raise ValueError(f"train_freq must be an integer >= 1 (vector steps), got {frequency!r}.")
+    for name in ("policy_kwargs", "replay_buffer_kwargs"):
+        if given.get(name) is not None and not isinstance(given[name], Mapping):
+            raise ValueError(f"{name} must be a mapping, got {given[name]!r}.")
+    with th.random.fork_rng(devices=[]):
+        model: Any = algorithm("MultiInputPolicy", None, _init_setup_model=False, **(given | {"device": "cpu"}))
+        sizes = [len(given[key]) for key in ("action_scale", "exploration_std") if isinstance(given.get(key), list)]
+        model.action_space = spaces.Box(-1.0, 1.0, (4, (sizes or [2])[0]), np.float32)
+        model.observation_space = spaces.Dict(
+            z_rl=spaces.Box(-np.inf, np.inf, (2,)),
+            proprio=spaces.Box(-np.inf, np.inf, (2,)),
+            vla_ref=model.action_space,
+        )
+        check_values(model)
+        of_buffer = {key: value for key, value in model.replay_buffer_kwargs.items() if key != "stride"}
+        of_policy = {key: value for key, value in model.policy_kwargs.items() if not key.startswith("features_")}
+        made = {
+            "replay_buffer_kwargs": lambda: (model.replay_buffer_class or ChunkReplayBuffer)(
+                8, model.observation_space, model.action_space, device="cpu", **of_buffer
+            ),
+            "policy_kwargs": lambda: model.policy_class(
+                model.observation_space, model.action_space, lambda _: 1e-3, **of_policy
+            ),
+        }
+        for name, make in made.items():
+            try:
+                make()
+            except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+                reason = " ".join(str(error).split())
+                raise ValueError(f"{name} cannot be used ({reason}): {settings.get(name)!r}.") from error

@@ -1,0 +1,50 @@
+"""Rewards that do not fit ``q_bounds`` are not learned in silence."""
+
+import warnings
+
+import numpy as np
+import pytest
+from rlt_models import fast, make_model, make_venv
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def paying(function):
+    """An environment whose step rewards are changed by ``function``."""
+    venv = make_venv(2)
+    env = venv.unwrapped.env.unwrapped
+    step = env._control_step
+
+    def changed(index, action):
+        reward, *rest = step(index, action)
+        return (function(reward), *rest)
+
+    env._control_step = changed
+    return venv
+
+
+@pytest.mark.parametrize(
+    ("function", "bounds", "what"),
+    [
+        (lambda r: 5.0 * r, (0.0, 1.0), r"discounted return 4\.|discounted return 5"),
+        (lambda r: r - 1.0, (0.0, 1.0), r"discounted return -"),
+        (lambda r: r - 1.0, (-30.0, -10.0), r"discounted return -[0-9.]+, but .* q_bounds=\(-30.0, -10.0\)"),
+    ],
+)
+def test_returns_outside_are_told_once(function, bounds, what):
+    model = make_model(venv=paying(function), **fast(q_bounds=bounds))
+    with pytest.warns(UserWarning, match=what) as told:
+        model.learn(200)
+    assert sum("q_bounds" in str(warning.message) for warning in told) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "bounds"),
+    [(lambda r: r, (0.0, 1.0)), (lambda r: 5.0 * r, (0.0, 5.0)), (lambda r: r - 1.0, (-100.0, 0.0)), (np.sign, None)],
+)
+def test_returns_inside_are_not(function, bounds):
+    model = make_model(venv=paying(function), **fast(q_bounds=bounds))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*q_bounds")
+        model.learn(200)
+    assert model._value_bias.range[0] < np.inf
