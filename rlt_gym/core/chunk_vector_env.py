@@ -14,10 +14,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from rlt_gym.core.chunk_info import chunk_info
-from rlt_gym.core.episodes import Episode, EpisodeSequence, checked_int
+from rlt_gym.core.episodes import Episode, EpisodeSequence
 from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
+from rlt_gym.workers.named import checked_int
 
 Observation = dict[str, np.ndarray]
 Infos = dict[str, Any]

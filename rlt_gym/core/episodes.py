@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from rlt_gym.workers.named import checked_int
 
 #: Initial states per task in each split.
 SPLIT_SIZES = {"train": 10_000, "selection": 500, "eval": 500}
@@ -28,24 +29,6 @@ class Episode:
     task_index: int
     init_index: int
     steps: int = 0
-
-
-def checked_int(name: str, value: Any, low: int, high: int) -> int:
-    """
-    :param name: Of the setting, for errors.
-    :param value: What was given.
-    :param low: Smallest number allowed.
-    :param high: Largest number allowed.
-    :return: The value as an ``int``.
-    :raises ValueError: It is no integer (``bool`` is none), or out of range.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = low - 1
-    if isinstance(value, bool) or not low <= number <= high:
-        raise ValueError(f"{name} must be an integer in {low}..{high}, got {value!r}")
-    return number
 
 
 class EpisodeSequence:
@@ -104,13 +87,7 @@ class EpisodeSequence:
         :return: The same as an ``int``.
         :raises ValueError: It is no integer, or negative.
         """
-        try:
-            number = -1 if isinstance(seed, bool) else operator.index(seed)
-        except TypeError:
-            number = -1
-        if number < 0:
-            raise ValueError(f"seed must be an integer >= 0, got {seed!r}")
-        return number
+        return checked_int("seed", seed, 0)
 
     def base_seed(self, seed: Any) -> int | None:
         """

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
-import os
 from typing import Any
+
+from rlt_gym.workers.named import check_sendable, import_folder, split_name
 
 
 def check_hook(
@@ -33,18 +33,9 @@ def check_hook(
             raise ValueError(f"{name}_kwargs is {kwargs!r}, but {name} is None: name what they are for")
         return None
     allowed = f"{name} must be 'module:name' of an importable class or function, got {target!r}"
-    if not isinstance(target, str) or target.count(":") != 1 or not all(target.split(":")):
-        raise ValueError(allowed)
-    module_name, attribute = target.split(":")
-    if module_name == "__main__":
-        raise ValueError(f"{allowed}: workers cannot import a script that is running, put it into a module of its own")
+    module_name, attribute = split_name(target, allowed)
     kwargs = dict(kwargs or {})
-    try:
-        json.dumps(kwargs)
-    except TypeError as error:
-        raise ValueError(
-            f"{name}_kwargs must be numbers, strings, lists and dicts, which can be sent to a worker, got {kwargs!r}"
-        ) from error
+    check_sendable(f"{name}_kwargs", kwargs)
     try:
         module = importlib.import_module(module_name)
         found = getattr(module, attribute)
@@ -60,7 +51,7 @@ def check_hook(
         raise ValueError(f"{name}={target!r} does not take {name}_kwargs={kwargs!r}: {error}") from error
     if hasattr(found, "check_arguments"):
         found.check_arguments(**kwargs)
-    return {"target": target, "kwargs": kwargs, "path": _import_folder(module)}
+    return {"target": target, "kwargs": kwargs, "path": import_folder(module_name, getattr(module, "__file__", None))}
 
 
 def check_one_env(hook: dict[str, Any] | None, num_envs: int) -> None:
@@ -71,18 +62,6 @@ def check_one_env(hook: dict[str, Any] | None, num_envs: int) -> None:
     """
     if hook is not None and num_envs > 1 and getattr(hook_object(hook), "one_env", False):
         raise ValueError(f"{hook['target']} can control one simulator at a time: num_envs must be 1, got {num_envs}")
-
-
-def _import_folder(module: Any) -> str | None:
-    """The folder that must be on ``sys.path`` to import a module; None for a module of this package."""
-    root = module.__name__.split(".")[0]
-    if root == "rlt_gym" or not getattr(module, "__file__", None):
-        return None
-    file = os.path.abspath(module.__file__)
-    levels = module.__name__.count(".") + (1 if os.path.basename(file) == "__init__.py" else 0)
-    for _ in range(levels + 1):
-        file = os.path.dirname(file)
-    return file
 
 
 def hook_object(hook: dict[str, Any]) -> Any:

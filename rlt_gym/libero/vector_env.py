@@ -11,13 +11,13 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from rlt_gym.core.chunk_vector_env import ChunkVectorEnv, Observation, Played
-from rlt_gym.core.episodes import checked_int
 from rlt_gym.core.hooks import check_hook, check_one_env
 from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.robot import PANDA
 from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, get_tasks
 from rlt_gym.workers.backend import WorkerSettings, backend_settings
 from rlt_gym.workers.memory import available_memory
+from rlt_gym.workers.named import checked_int
 from rlt_gym.workers.options import WorkerOptions
 from rlt_gym.workers.pool import WorkerError, WorkerFailure, WorkerPool
 

@@ -7,15 +7,14 @@ two classes. A backend's module runs in the worker's interpreter: Python 3.8, Nu
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
-import os
-import sys
 from dataclasses import dataclass, field
 from typing import Any, Callable, Collection, Protocol, TypedDict
 
 import numpy as np
+
+from rlt_gym.workers.named import check_sendable, import_folder, load_named, split_name
 
 #: What may decide about a control step: gets the action of the chunk, returns the one to execute.
 Choose = Callable[[np.ndarray], np.ndarray]
@@ -136,36 +135,15 @@ def backend_settings(target: str, **kwargs: Any) -> dict[str, Any]:
     :raises ValueError: There is no such module, or the arguments cannot be sent to a worker.
     """
     allowed = f"backend must be 'module:Class' of an importable class, got {target!r}"
-    if not isinstance(target, str) or target.count(":") != 1 or not all(target.split(":")):
-        raise ValueError(allowed)
-    module = target.split(":")[0]
-    if module == "__main__":
-        raise ValueError(f"{allowed}: workers cannot import a script that is running, put it into a module of its own")
-    try:
-        json.dumps(kwargs)
-    except TypeError as error:
-        raise ValueError(
-            f"arguments of backend {target!r} must be numbers, strings, lists and dicts, which can be sent to a "
-            f"worker, got {kwargs!r}"
-        ) from error
+    module, _ = split_name(target, allowed)
+    check_sendable(f"arguments of backend {target!r}", kwargs)
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError) as error:
         raise ValueError(f"{allowed}: {error}") from error
     if spec is None:
         raise ValueError(f"{allowed}: there is no module {module!r}")
-    return {"target": target, "kwargs": kwargs, "path": _import_folder(module, spec.origin)}
-
-
-def _import_folder(module: str, file: str | None) -> str | None:
-    """The folder that must be on ``sys.path`` to import a module; None for a module of this package."""
-    if module.split(".")[0] == "rlt_gym" or not file:
-        return None
-    levels = module.count(".") + (1 if os.path.basename(file) == "__init__.py" else 0)
-    folder = os.path.abspath(file)
-    for _ in range(levels + 1):
-        folder = os.path.dirname(folder)
-    return folder
+    return {"target": target, "kwargs": kwargs, "path": import_folder(module, spec.origin)}
 
 
 def load_backend(settings: dict[str, Any]) -> Backend:
@@ -174,10 +152,7 @@ def load_backend(settings: dict[str, Any]) -> Backend:
 
     :param settings: Of :func:`backend_settings`.
     """
-    if settings["path"] is not None and settings["path"] not in sys.path:
-        sys.path.append(settings["path"])
-    module, name = settings["target"].split(":")
-    return getattr(importlib.import_module(module), name)(**settings["kwargs"])
+    return load_named(settings)(**settings["kwargs"])
 
 
 def backend_key(settings: dict[str, Any]) -> str:

@@ -64,8 +64,8 @@ class WorkerClient:
         settings: WorkerSettings,
         slots: int,
         task_ids: Sequence[int],
-        timeout: float = 300.0,
-        build_timeout: float = 1800.0,
+        timeout: float,
+        build_timeout: float,
     ):
         self._timeout, self._build_timeout = timeout, build_timeout
         self._number = 0

@@ -6,13 +6,13 @@ Both are named by ``"module:name"``, which :mod:`rlt_gym.core.hooks` checks in t
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from rlt_gym.workers.named import load_named
 
 
 def load_hook(hook: dict[str, Any] | Callable[..., Any]) -> tuple[Any, Callable[..., Any]]:
@@ -24,10 +24,7 @@ def load_hook(hook: dict[str, Any] | Callable[..., Any]) -> tuple[Any, Callable[
     """
     if callable(hook):
         return None, hook
-    if hook["path"] is not None and hook["path"] not in sys.path:
-        sys.path.append(hook["path"])
-    module, attribute = hook["target"].split(":")
-    found = getattr(importlib.import_module(module), attribute)
+    found = load_named(hook)
     if inspect.isclass(found):
         instance: Any = found(**hook["kwargs"])
         return instance, instance.act

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, fields
 from typing import Any
 
+from rlt_gym.workers.named import checked_int
 from rlt_gym.workers.processes import LaunchPlan
 
 
@@ -44,8 +45,7 @@ class WorkerOptions:
             value = getattr(self, name)
             if name == "resident_tasks" and value is None:
                 continue
-            if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= value <= high:
-                raise ValueError(f"{name} must be an integer in {low}..{high}, got {value!r}")
+            checked_int(name, value, low, high)
 
     @classmethod
     def checked(cls, owner: str, options: dict[str, Any]) -> WorkerOptions:

@@ -47,7 +47,7 @@ class WorkerPool:
         task_ids: Sequence[int],
         timeout: float,
         max_restarts: int,
-        build_timeout: float = 1800.0,
+        build_timeout: float,
     ):
         self.restarts = np.zeros(num_workers, dtype=np.int64)
         self._in_a_row = [0] * num_workers

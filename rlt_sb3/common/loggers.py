@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 from stable_baselines3.common.logger import KVWriter, TensorBoardOutputFormat, filter_excluded_keys
+
+from rlt_sb3.common.files import replacing
 
 
 class CSVWriter(KVWriter):
@@ -72,9 +73,8 @@ class CSVWriter(KVWriter):
 
     def _rewrite(self) -> None:
         self.close()
-        temporary = self.path.with_name(f".{os.getpid()}.{self.path.name}")
-        temporary.write_text(self._text(self.rows, header=True))
-        os.replace(temporary, self.path)
+        with replacing(self.path) as temporary:
+            temporary.write_text(self._text(self.rows, header=True))
         self._file = self.path.open("a")
 
     def close(self) -> None:

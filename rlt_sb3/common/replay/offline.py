@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
+from rlt_sb3.common.files import replacing
 from rlt_sb3.common.fingerprint import Fingerprint, check_fingerprint
 from rlt_sb3.common.replay.storage import TransitionStorage
 from rlt_sb3.common.vec_env import metadata_of
@@ -128,13 +128,11 @@ def save_transitions(
     metadata = {"format": FORMAT, "provenance": json.dumps(provenance, default=str)}
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-        temporary = Path(folder) / target.name
+    with replacing(target) as temporary:
         save_file({key: np.ascontiguousarray(value) for key, value in arrays.items()}, temporary, metadata=metadata)
         umask = os.umask(0)
         os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        os.replace(temporary, target)
+        temporary.chmod(0o666 & ~umask)  # safetensors makes files that only their owner can read
 
 
 def _fingerprint_of_file(metadata: Mapping[str, str]) -> Fingerprint | None:
