@@ -52,7 +52,7 @@ class EnsembleMLP(nn.Module):
     :param input_dim: size of the input
     :param net_arch: hidden layer sizes
     :param activation_fn: activation
-    :param layer_norm: normalise hidden layers; keeps Q-values of unseen actions from growing (Ball et al., RLPD, 2023)
+    :param layer_norm: normalize hidden layers; keeps Q-values of unseen actions from growing (Ball et al., RLPD, 2023)
     """
 
     def __init__(
