@@ -211,7 +211,7 @@ def test_configurations_name_hooks_of_known_packages_only(monkeypatch, tmp_path,
         for bad, message in (
             ("os:system", f"env.kwargs.{key} names the module 'os'"),
             ("intervention_hooks:downwards", "RLT_ALLOWED_IMPORTS=intervention_hooks"),
-            ("rlt_gym.workers.hooks:importlib", "names the module"),
+            ("rlt_gym.workers.hooks:inspect", "names the module"),
             ("rlt_sb3.experiment.run_dir:Path", "names the module 'pathlib'"),
             ("rlt_gym.libero.critical_phase:nothing", "there is no"),
             ("rlt_gym.libero.critical_phase", "must be 'module:name'"),
