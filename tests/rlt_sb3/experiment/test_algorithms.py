@@ -120,6 +120,7 @@ def test_guard_restores_networks_and_keeps_the_buffer(tmp_path, untrained_is_bes
 
     venv = GymnasiumVecEnv(make_env(EnvConfig(id="FakeRLToken-v0", render_mode=None), "train", 0))
     kwargs = {"learning_starts": 10, "batch_size": 8, "critic_warmup_updates": 0, "policy_kwargs": {"net_arch": [8]}}
+    kwargs["gate"] = False  # the actor that learns is the one that plays
     model = RLT("MultiInputPolicy", venv, seed=0, device="cpu", **kwargs)
     results = iter([outcome(18), outcome(1)])
     guard = SelectionCallback(
