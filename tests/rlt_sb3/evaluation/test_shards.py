@@ -84,7 +84,12 @@ def test_two_shards_on_libero_are_one_evaluation(tmp_path, capsys):
         TrainConfig(name="run", env=env, evaluation=EvalSettings(4, 4, 40, videos=False)), tmp_path / "config.yaml"
     )
     width = load_rl_token("auto", load_vla("mini")).z_dim
-    model = RLT("MultiInputPolicy", GymnasiumVecEnv(FakeRLTokenVectorEnv(1, chunk_length=8, token_dim=width)), seed=0)
+    model = RLT(
+        "MultiInputPolicy",
+        GymnasiumVecEnv(FakeRLTokenVectorEnv(1, chunk_length=8, token_dim=width)),
+        seed=0,
+        gate=False,
+    )
     with torch.no_grad():  # not the VLA, but near it
         model.actor_target.mu[-1].weight.normal_(std=0.003)
     model.save(tmp_path / "best_model.zip")
