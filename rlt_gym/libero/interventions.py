@@ -45,10 +45,10 @@ class Progress:
     Tells whether an episode gets anywhere.
 
     Progress is: a goal predicate more holds; the hand is closer to the object of an open goal than ever before; that
-    object is closer to where it belongs; a part that is to be opened has moved further. Each by ``least`` metres.
+    object is closer to where it belongs; a part that is to be opened has moved further. Each by ``least`` meters.
 
     :param problem: LIBERO's robosuite environment (``ControlEnv.env``).
-    :param least: Smallest change that counts, metres.
+    :param least: Smallest change that counts, meters.
     """
 
     def __init__(self, problem: Any, least: float = 0.01):
@@ -104,7 +104,7 @@ class ScriptedTakeover:
     :param window: ... at a control step drawn from ``0..window-1``.
     :param hold: Control steps after which it hands back. Success ends the episode before.
     :param max_takeovers: Per episode; ``None``: no limit.
-    :param least_progress: See :class:`Progress`, metres.
+    :param least_progress: See :class:`Progress`, meters.
     :param noise: Disturbances of the expert, see :class:`~rlt_gym.libero.experts.ScriptedExpert`.
     :raises ValueError: A value out of range, or no trigger at all.
     """
@@ -149,7 +149,7 @@ class ScriptedTakeover:
             if not 0.0 <= share <= 1.0:
                 raise ValueError(f"{name} must be in [0, 1], got {share!r}")
         if not least_progress > 0.0:
-            raise ValueError(f"least_progress must be > 0 (metres), got {least_progress!r}")
+            raise ValueError(f"least_progress must be > 0 (meters), got {least_progress!r}")
         if stall is None and deadline is None and probability == 0.0:
             raise ValueError("nothing makes this expert take over: set stall, deadline or probability")
 

@@ -16,7 +16,7 @@ import numpy as np
 from rlt_gym.libero.assets.shapes import turn
 from rlt_gym.libero.suites.tasks import LiberoTask, get_task, load_init_states
 
-#: Limits of the joints of LIBERO's fixtures, in metres or radians, by the end of their name.
+#: Limits of the joints of LIBERO's fixtures, in meters or radians, by the end of their name.
 JOINT_RANGES = {
     "_top_level": (-0.16, 0.01),
     "_middle_level": (-0.16, 0.01),
@@ -29,7 +29,7 @@ _OPEN = {"_level": -0.158, "_microjoint": -2.0}
 _CLOSED = {"_level": 0.003, "_microjoint": -0.001}
 _KNOB = {"turnon": 1.2, "turnoff": -0.003}
 _SECONDS_TO_REST = 1.0
-#: Height of the surface, in metres, by LIBERO's kind of arena: nothing may sink below it.
+#: Height of the surface, in meters, by LIBERO's kind of arena: nothing may sink below it.
 _SURFACE = {"table": 0.9, "kitchen": 0.9, "floor": 0.0, "living_room": 0.4365, "study": 0.885}
 
 
@@ -140,16 +140,16 @@ class Bench:
         bodies, low = self.bodies(name), math.inf
         for geom in range(self.model.ngeom):
             if int(self.model.geom_bodyid[geom]) in bodies and self.model.geom_contype[geom]:
-                centre, half = self.model.geom_aabb[geom][:3], self.model.geom_aabb[geom][3:]
+                center, half = self.model.geom_aabb[geom][:3], self.model.geom_aabb[geom][3:]
                 row = self.data.geom_xmat[geom].reshape(3, 3)[2]
-                low = min(low, float(self.data.geom_xpos[geom][2] + row @ centre - np.abs(row) @ half))
+                low = min(low, float(self.data.geom_xpos[geom][2] + row @ center - np.abs(row) @ half))
         return low
 
     def depth(self, name: str, room: bool = True) -> float:
         """
         :param name: An object.
         :param room: Whether the table and the floor count, too, and not only objects and fixtures.
-        :return: How deep it sits in others, metres; 0 if it only touches.
+        :return: How deep it sits in others, meters; 0 if it only touches.
         """
         bodies, deepest = self.bodies(name), 0.0
         things = {body for thing in (*self.problem.objects_dict, *self.fixtures) for body in self.bodies(thing)}

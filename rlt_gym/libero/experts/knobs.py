@@ -18,7 +18,7 @@ class TurnKnob:
     :param predicate: ``["turnon", fixture]`` or ``["turnoff", fixture]``
     """
 
-    #: How far the point between the finger tips goes below the bar's top, metres.
+    #: How far the point between the finger tips goes below the bar's top, meters.
     depth = 0.022
     hover = 0.08
     #: The wrist is asked to lead the bar by this angle, radians.

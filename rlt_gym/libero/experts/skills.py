@@ -19,7 +19,7 @@ class Command:
     """
     Where a skill wants the hand to go now.
 
-    :param position: (3,) target of the point between the finger tips, metres
+    :param position: (3,) target of the point between the finger tips, meters
     :param gripper: :data:`OPEN`, :data:`CLOSE`, or 0 to leave the fingers where they are
     :param finger_axis: (3,) wanted line between the fingers
     :param approach: (3,) wanted direction of the palm

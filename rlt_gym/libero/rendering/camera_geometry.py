@@ -38,9 +38,9 @@ def planes_around(eye: np.ndarray, axes: np.ndarray, window: np.ndarray) -> np.n
     return np.concatenate([inward, -inward @ eye[:, None]], axis=1)
 
 
-def touches(planes: np.ndarray, centre: np.ndarray, radius: np.ndarray) -> np.ndarray:
+def touches(planes: np.ndarray, center: np.ndarray, radius: np.ndarray) -> np.ndarray:
     """Which spheres are not wholly behind one of the planes, bool (n,)."""
-    return (centre @ planes[:, :3].T + planes[:, 3] > -radius[:, None]).all(axis=1)
+    return (center @ planes[:, :3].T + planes[:, 3] > -radius[:, None]).all(axis=1)
 
 
 def mirror_images(mirror: np.ndarray, eye: np.ndarray, poses: np.ndarray) -> np.ndarray:

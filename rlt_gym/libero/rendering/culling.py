@@ -141,7 +141,7 @@ class _View:
 class GeomCulling:
     """
     For scenes without large meshes: leave out whole geoms outside the picture, and those with no alpha, and draw the
-    small boxes of one body and colour as one.
+    small boxes of one body and color as one.
 
     :param model: The viewer's model.
     :param context: Made from it; must be current.
@@ -316,10 +316,10 @@ class Culling:
         meshes = geoms["dataid"][chosen] // 2
         radius = self._radius[meshes]
         change = np.sqrt(((pose[chosen] - view.poses[which][chosen]) ** 2).sum(axis=1))
-        metres = np.linalg.norm(change[:, :3], axis=1) * radius + change[:, 3]
-        pixels = 2 * size * window[4] / (window[3] - window[2])  # of a metre at a metre's distance, and some
+        meters = np.linalg.norm(change[:, :3], axis=1) * radius + change[:, 3]
+        pixels = 2 * size * window[4] / (window[3] - window[2])  # of a meter at a meter's distance, and some
         depth = np.maximum(pose[chosen, 2, 3] - radius, NEAREST)
-        still = metres * pixels < STILL * depth
+        still = meters * pixels < STILL * depth
         for number, mesh in zip(chosen[~still].tolist(), meshes[~still].tolist()):
             first, total = int(self._first[mesh]), int(self._count[mesh])
             faces, corners = self._originals[0][first : first + total], self._corners[mesh]

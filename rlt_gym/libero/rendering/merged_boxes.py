@@ -2,8 +2,8 @@
 
 A bowl is 48 boxes. For each of them MuJoCo sets a material, a pose and 96 quads (``vis.quality.numquads`` squared for
 each side, so that lights shade large boxes smoothly), and a scene has two hundred such boxes: most of the time a
-picture takes. Boxes of one body in one plain colour become one display list of six quads a box, which one of them
-shows in the place of its own. The corners have the colours they had; between them differ highlights on shiny sides
+picture takes. Boxes of one body in one plain color become one display list of six quads a box, which one of them
+shows in the place of its own. The corners have the colors they had; between them differ highlights on shiny sides
 and, where two boxes touch, which of them is seen.
 """
 
@@ -102,10 +102,10 @@ def _alike(model: Any) -> list[list[int]]:
     found: dict[tuple, list[int]] = {}
     for geom in range(model.ngeom):
         material = int(model.geom_matid[geom])
-        colour = model.mat_rgba[material] if material >= 0 else model.geom_rgba[geom]
+        color = model.mat_rgba[material] if material >= 0 else model.geom_rgba[geom]
         plain = material < 0 or (model.mat_reflectance[material] == 0 and np.all(model.mat_texid[material] < 0))
         small = model.geom_size[geom].max() <= LARGEST
-        opaque = colour[3] == model.geom_rgba[geom][3] == 1.0
+        opaque = color[3] == model.geom_rgba[geom][3] == 1.0
         if model.geom_type[geom] == _BOX and model.geom_group[geom] in (1, 2) and plain and small and opaque:
             key = (int(model.geom_bodyid[geom]), material, model.geom_rgba[geom].tobytes())
             found.setdefault(key, []).append(geom)

@@ -13,7 +13,7 @@ import numpy as np
 #: rounds to 1/256, and meshes may have moved a little (:data:`rlt_gym.libero.rendering.culling.STILL`).
 SLACK = 1 / 128
 
-#: Metres from the camera below which nothing is left out, since rounding shows the more the closer things are.
+#: Meters from the camera below which nothing is left out, since rounding shows the more the closer things are.
 NEAREST = 0.03
 
 #: Mesa's software OpenGL takes triangles in batches of so many and draws a whole batch another way once a part of it

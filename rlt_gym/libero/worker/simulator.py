@@ -61,9 +61,9 @@ class LiberoSimulator:
             camera_widths=image_size,
         )
         self.problem = self.env.env
-        # Each model that LIBERO loads appends the scene's joint initialisers (open drawers, lit stoves) once more, and
+        # Each model that LIBERO loads appends the scene's joint initializers (open drawers, lit stoves) once more, and
         # a new environment's first hard reset loads its second. Their random draws come before those that place the
-        # fixtures, so with half of them the cabinet would stand a centimetre elsewhere than LIBERO puts it.
+        # fixtures, so with half of them the cabinet would stand a centimeter elsewhere than LIBERO puts it.
         self.problem.object_property_initializers *= 2
         self.model = self.problem.sim.model._model
         self.data = self.problem.sim.data._data
@@ -231,7 +231,7 @@ class LiberoSimulator:
         :raises RuntimeError: The GL context is lost.
         """
         pictures = self.pictures(CAMERAS)
-        # A lost GL context raises nothing, it draws nothing; a scene seen from above is never of one colour.
+        # A lost GL context raises nothing, it draws nothing; a scene seen from above is never of one color.
         if pictures["agentview"].min() == pictures["agentview"].max():
             raise RuntimeError("the picture is empty: the GL context is lost")
         return {**pictures, "proprio": self.proprio()}

@@ -57,7 +57,7 @@ def test_a_pool_of_another_simulator_replaces_a_killed_worker(start):
 
         os.kill(pool.clients[0].pid, signal.SIGKILL)
         answers, failures = pool.ask({0: chunk, 1: chunk})
-        assert played(pool, 1, answers[1]) == (5, [0, 1], True, [4])  # its neighbour did not notice
+        assert played(pool, 1, answers[1]) == (5, [0, 1], True, [4])  # its neighbor did not notice
         assert list(failures) == [0] and "Toy worker" in str(failures[0]) and "died" in str(failures[0])
         pool.restart(0, failures[0])
         assert pool.restarts.tolist() == [1, 0]
