@@ -212,6 +212,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
 
     def _draw(self, envs: Sequence[int]) -> dict[int, np.ndarray]:
         """
+        Draw some of the environments.
+
         :param envs: Indices of the environments.
         :return: By environment, an upright uint8 (H, W, 3) frame.
         """
@@ -241,6 +243,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
 
     def _horizon(self, env: int) -> int:
         """
+        Horizon of the present episode of an environment.
+
         :param env: Index of the environment.
         :return: Control steps before its episode is truncated: the same for all in a split, unless a subclass says
             otherwise.
@@ -260,6 +264,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
 
     def task(self, env: int) -> Any:
         """
+        Which task an environment is playing.
+
         :param env: Index of the environment.
         :return: The task it is playing, one of ``tasks``.
         """
@@ -423,6 +429,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """
+        Draw every environment.
+
         :return: One upright uint8 (H, W, 3) frame per env, or ``None`` without ``render_mode="rgb_array"``.
         """
         self._check_open()

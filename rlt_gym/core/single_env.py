@@ -105,6 +105,8 @@ class SingleEnv(PickledByArguments, gym.Env):
 
     def render(self):
         """
+        Draw the environment.
+
         :return: An upright uint8 frame, or ``None`` without a render mode.
         """
         frames = self.vector_env.render()

@@ -80,6 +80,10 @@ class GripperPenalty(VectorWrapper):
         Check the arguments before there is an environment.
 
         :param action_size: Numbers in the action of a control step; for the others see the class.
+        :param penalty: See the class.
+        :param signal: See the class.
+        :param threshold: See the class.
+        :param index: See the class.
         :raises ValueError: A value out of range.
         """
         if not 0.0 <= penalty < np.inf:

@@ -82,7 +82,9 @@ class Progress:
 
     def made(self) -> bool:
         """
-        :return: Whether there was progress since the last time there was.
+        Look for progress since the last time there was some.
+
+        :return: Whether there was.
         """
         unmet, distances = self._measure()
         better = [key for key, value in distances.items() if value < self._best.get(key, np.inf) - self._least]
@@ -137,7 +139,18 @@ class ScriptedTakeover:
         least_progress: float = 0.01,
         noise: float = 0.0,
     ) -> None:
-        """The checks of the constructor, which the environment makes before it starts a worker."""
+        """
+        The checks of the constructor, which the environment makes before it starts a worker.
+
+        :param stall: See the class.
+        :param deadline: See the class.
+        :param probability: See the class.
+        :param window: See the class.
+        :param hold: See the class.
+        :param max_takeovers: See the class.
+        :param least_progress: See the class.
+        :param noise: See the class.
+        """
         optional = (("stall", stall, 1), ("deadline", deadline, 0), ("max_takeovers", max_takeovers, 1))
         for name, value, low in optional:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < low):
@@ -154,7 +167,12 @@ class ScriptedTakeover:
             raise ValueError("nothing makes this expert take over: set stall, deadline or probability")
 
     def reset(self, simulator: Any, rng: np.random.Generator) -> None:
-        """See :class:`Intervenor`."""
+        """
+        Begin an episode.
+
+        :param simulator: The worker's simulator, just reset.
+        :param rng: The episode's randomness.
+        """
         if simulator is not self._simulator:
             from rlt_gym.libero.experts import make_expert
 
@@ -170,7 +188,14 @@ class ScriptedTakeover:
         self._left = 0
 
     def act(self, simulator: Any, proposed: np.ndarray, step: int) -> np.ndarray | None:
-        """See :class:`Intervenor`."""
+        """
+        Decide about one control step.
+
+        :param simulator: The worker's simulator.
+        :param proposed: The policy's action (7,).
+        :param step: Number of the control step in the episode, from 0.
+        :return: The action (7,) to execute, or ``None``: the policy's.
+        """
         if self._left == 0:
             self._stalled = 0 if self._progress.made() else self._stalled + 1
             if not self._should_take_over(step):

@@ -259,6 +259,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
 
         :param function: Its first parameter is the worker's simulator.
         :param arguments: One dict per worker used (at most ``num_envs``): ``task_id`` and ``arguments``.
+        :return: What the function returned, in the order of ``arguments``.
         :raises WorkerError: The function raised, or a worker died; those that did are replaced.
         """
         answers, failures = self._pool.ask(
@@ -271,6 +272,10 @@ class LiberoVectorEnv(ChunkVectorEnv):
         return [answers[env] for env in sorted(answers)]
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End the workers. ``close()`` is idempotent."""
+        """
+        End the workers. ``close()`` is idempotent.
+
+        :param kwargs: Ignored; Gymnasium hands on what ``close`` was given.
+        """
         if hasattr(self, "_pool"):
             self._pool.close()

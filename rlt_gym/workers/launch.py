@@ -14,6 +14,7 @@ import types
 
 
 def main() -> None:
+    """Call ``main`` of the module that the first argument names with the second one."""
     folder = os.path.dirname(os.path.abspath(__file__))
     if sys.path and os.path.abspath(sys.path[0]) == folder:  # added by Python, and it hides modules
         del sys.path[0]

@@ -122,6 +122,7 @@ class Worker:
         :param function: A function of this package, whose first parameter is the simulator.
         :param task_id: Number of the task.
         :param arguments: Its other arguments.
+        :return: What the function returned; the environment gets it as a message.
         :raises ValueError: It is not of this package.
         """
         module, name = function.split(":")

@@ -33,7 +33,9 @@ class AssetsInfo:
 
 def official_locations() -> list[tuple[str, Path]]:
     """
-    :return: Where the official assets may lie, best first, as (what it is, folder). Folders need not exist.
+    Where the official assets may lie.
+
+    :return: Best first, (what it is, folder). Folders need not exist.
     """
     places = []
     if os.environ.get(ENVIRONMENT_VARIABLE):

@@ -139,12 +139,15 @@ def turned(shapes: Iterable[Shape], quat: Quat, pos: Vec3 = ORIGIN) -> tuple[Sha
 @dataclass(frozen=True)
 class Box(Shape):
     """
+    A box.
+
     :param half: Half sizes along x, y, z.
     """
 
     half: Vec3 = (0.01, 0.01, 0.01)
 
     def geoms(self) -> Iterator[Geom]:
+        """:return: The geoms that it is made of."""
         yield Geom("box", self.half, self.pos, self.quat, self.paint, self.solid, self.shown)
 
 
@@ -179,6 +182,7 @@ class Cylinder(Shape):
     half_height: float = 0.01
 
     def geoms(self) -> Iterator[Geom]:
+        """:return: The geoms that it is made of."""
         yield Geom("cylinder", (self.radius, self.half_height), self.pos, self.quat, self.paint, self.solid, self.shown)
 
 
@@ -206,6 +210,7 @@ class Prism(Shape):
             raise ValueError(f"a Prism with feet needs sides that are a multiple of 4, got {self.sides}")
 
     def geoms(self) -> Iterator[Geom]:
+        """:return: The geoms that it is made of."""
         half = self.height / 2
         center = _at(self, (0.0, 0.0, half))
         if self.sides == 4:
@@ -237,6 +242,7 @@ class Ring(Shape):
     segments: int = 16
 
     def geoms(self) -> Iterator[Geom]:
+        """:return: The geoms that it is made of."""
         rise, spread = self.high[1] - self.low[1], self.high[0] - self.low[0]
         length = math.hypot(rise, spread)
         radius, height = (self.low[0] + self.high[0]) / 2, (self.low[1] + self.high[1]) / 2

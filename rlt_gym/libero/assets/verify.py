@@ -77,11 +77,19 @@ class Bench:
         self.joints = {name: i for i, name in enumerate(names) if i not in robot}
 
     def start(self, state: np.ndarray) -> None:
-        """Set one of LIBERO's initial states."""
+        """
+        Set one of LIBERO's initial states.
+
+        :param state: The state (1 + nq + nv,): MuJoCo time, qpos, qvel.
+        """
         self.env.set_init_state(state)
 
     def settle(self, seconds: float = _SECONDS_TO_REST) -> None:
-        """Let things fall; the arm is held by exactly the forces that keep it where it is."""
+        """
+        Let things fall; the arm is held by exactly the forces that keep it where it is.
+
+        :param seconds: Simulated time.
+        """
         import mujoco
 
         for _ in range(round(seconds / self.model.opt.timestep)):
@@ -104,12 +112,22 @@ class Bench:
         return [name for name, model in self.problem.fixtures_dict.items() if hasattr(model, "root_body")]
 
     def pose(self, name: str) -> np.ndarray:
-        """:return: Position and quaternion (7,) of an object."""
+        """
+        Where an object is.
+
+        :param name: Name of an object or fixture in the task's BDDL file.
+        :return: Position (m) and quaternion (7,).
+        """
         address = self.model.jnt_qposadr[self.joints[f"{name}_joint0"]]
         return np.array(self.data.qpos[address : address + 7])
 
     def put(self, name: str, pose: np.ndarray) -> None:
-        """Put an object at a pose (7,), at rest."""
+        """
+        Put an object somewhere, at rest.
+
+        :param name: Name of an object or fixture in the task's BDDL file.
+        :param pose: Position (m) and quaternion (7,).
+        """
         import mujoco
 
         joint = self.joints[f"{name}_joint0"]
@@ -119,7 +137,12 @@ class Bench:
         mujoco.mj_forward(self.model, self.data)
 
     def turn_joint(self, joint: str, position: float) -> None:
-        """Move a fixture's joint to a position, at rest."""
+        """
+        Move a fixture's joint to a position, at rest.
+
+        :param joint: Name of the joint.
+        :param position: Radians or meters.
+        """
         import mujoco
 
         self.data.qpos[self.model.jnt_qposadr[self.joints[joint]]] = position
@@ -127,7 +150,12 @@ class Bench:
         mujoco.mj_forward(self.model, self.data)
 
     def bodies(self, name: str) -> set[int]:
-        """:return: All bodies of an object or fixture."""
+        """
+        All bodies of an object or fixture.
+
+        :param name: Name of an object or fixture in the task's BDDL file.
+        :return: Their ids.
+        """
         top = self.model.body(self.problem.get_object(name).root_body).id
         found = {top}
         for body in range(top + 1, self.model.nbody):
@@ -136,7 +164,12 @@ class Bench:
         return found
 
     def lowest(self, name: str) -> float:
-        """:return: z of the lowest point of the boxes around an object's solid geoms."""
+        """
+        How low an object reaches.
+
+        :param name: Name of an object or fixture in the task's BDDL file.
+        :return: z (m) of the lowest point of the boxes around its solid geoms.
+        """
         bodies, low = self.bodies(name), math.inf
         for geom in range(self.model.ngeom):
             if int(self.model.geom_bodyid[geom]) in bodies and self.model.geom_contype[geom]:
@@ -161,7 +194,12 @@ class Bench:
         return deepest
 
     def holds(self, predicate: Sequence[str]) -> bool:
-        """:return: Whether one of LIBERO's predicates holds, e.g. ``["on", "plate_1", "flat_stove_1_cook_region"]``."""
+        """
+        Ask LIBERO whether a predicate holds.
+
+        :param predicate: For example ``["on", "plate_1", "flat_stove_1_cook_region"]``.
+        :return: Whether it holds.
+        """
         return bool(self.problem._eval_predicate(list(predicate)))
 
     def goal(self) -> list[list[str]]:

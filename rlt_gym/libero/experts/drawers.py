@@ -49,7 +49,9 @@ class _Drawer:
 
     def handle(self) -> Array:
         """
-        :return: (3,) center of the drawer's part that sticks out most
+        Where the drawer can be held.
+
+        :return: (3,) center of the part that sticks out most
         """
         scene = self.scene
         geoms = [int(g) for g in np.flatnonzero(scene.model.geom_bodyid == self.body) if scene.model.geom_contype[g]]
@@ -79,6 +81,8 @@ class OpenDrawer(_Drawer):
 
     def act(self) -> Command:
         """
+        Act for one control step.
+
         :return: command for the next control step
         """
         self.count += 1
@@ -133,6 +137,8 @@ class CloseDrawer(_Drawer):
 
     def act(self) -> Command:
         """
+        Act for one control step.
+
         :return: command for the next control step
         """
         self.count += 1

@@ -120,6 +120,7 @@ def clip_norm(vector: Array, limit: float) -> Array:
 
     :param vector: any vector
     :param limit: greatest length
+    :return: the vector, or one of length ``limit``
     """
     length = float(np.linalg.norm(vector))
     return vector if length <= limit else vector * (limit / length)
@@ -132,5 +133,6 @@ def ramp(value: float, low: float, high: float) -> float:
     :param value: where to read the ramp
     :param low: start of the slope
     :param high: end of the slope
+    :return: a number from 0 to 1
     """
     return float(np.clip((value - low) / (high - low), 0.0, 1.0))

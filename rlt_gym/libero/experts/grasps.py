@@ -146,7 +146,9 @@ class Grasp:
 
     def pose(self) -> tuple[Array, Array]:
         """
-        :return: (hand position (3,), line between the fingers (3,)) of the grasp, for the object where it is now
+        Where the hand must be to grasp the object where it is now.
+
+        :return: hand position (3,), line between the fingers (3,)
         """
         points = self.scene.points(self.name)
         low, high = points.min(axis=0), points.max(axis=0)

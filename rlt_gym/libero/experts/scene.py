@@ -49,6 +49,7 @@ class Scene:
 
     @property
     def data(self) -> Any:
+        """MuJoCo's ``mjData``."""
         return self.env.sim.data._data
 
     # the hand
@@ -80,6 +81,7 @@ class Scene:
         Root body of an object or fixture.
 
         :param name: BDDL name, such as ``plate_1`` or ``main_table``
+        :return: MuJoCo's id
         """
         if name in self.env.obj_body_id:
             return int(self.env.obj_body_id[name])
@@ -93,6 +95,7 @@ class Scene:
         Collision geoms of an object or fixture.
 
         :param name: BDDL name
+        :return: MuJoCo's ids
         """
         if name not in self._object_geoms:
             model = self.model
@@ -161,6 +164,7 @@ class Scene:
         Whether a region belongs to a part that moves on a joint, such as a drawer.
 
         :param region: site name
+        :return: whether it does
         """
         site = self.env.object_sites_dict.get(region)
         return bool(site is not None and site.joints)
@@ -204,6 +208,7 @@ class Scene:
         Geoms that bear or surround what is put on a target: those of the moving part where the target is one's region.
 
         :param target: object, fixture or site name
+        :return: MuJoCo's ids
         """
         geoms = self.geoms(self.owner(target))
         if self.has_joint(target):
@@ -221,6 +226,7 @@ class Scene:
         Whether a region that does not move lies under a roof, where nothing can be put from above.
 
         :param target: object, fixture or site name
+        :return: whether it does
         """
         if target not in self.env.object_sites_dict or self.has_joint(target):
             return False
@@ -235,6 +241,7 @@ class Scene:
 
         :param target: object, fixture or site name
         :param xy: (2,) point, meters
+        :return: z, meters
         """
         geoms = self.region_geoms(target)
         height = float(surface_heights(*self.turned_boxes(geoms), xy[None])[0]) if geoms else -np.inf
@@ -296,6 +303,7 @@ class Scene:
 
         :param first: geom ids
         :param second: geom ids
+        :return: whether one does
         """
         return any((a in first and b in second) or (a in second and b in first) for a, b in self._contact_pairs())
 
@@ -304,6 +312,7 @@ class Scene:
         Whether both fingers press on an object.
 
         :param name: BDDL name
+        :return: whether they do
         """
         geoms = frozenset(self.geoms(name))
         return all(self.touches(finger, geoms) for finger in self._fingers)
@@ -313,6 +322,7 @@ class Scene:
         LIBERO's own verdict on one predicate.
 
         :param predicate: such as ``["on", "plate_1", "flat_stove_1_cook_region"]``
+        :return: whether it holds
         """
         return bool(self.env._eval_predicate(predicate))
 

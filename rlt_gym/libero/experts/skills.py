@@ -87,6 +87,8 @@ class PickPlace:
 
     def act(self) -> Command:
         """
+        Act for one control step.
+
         :return: command for the next control step
         """
         self.count += 1
@@ -266,6 +268,7 @@ class MoveAside(PickPlace):
         :param scene: the simulation
         :param name: the object
         :param region: the drawer's region
+        :return: whether both are true
         """
         way = place_aside(scene, name, *drawer_way(scene, region))
         return way is not None and bool(way.any())

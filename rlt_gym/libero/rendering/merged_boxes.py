@@ -87,6 +87,8 @@ class MergedBoxes:
 
     def apply(self, geoms: np.ndarray) -> None:
         """
+        Show the merged boxes in the next drawing.
+
         :param geoms: The scene's records (:data:`rlt_gym.libero.rendering.culling.GEOM`) after ``mjv_updateScene``.
         """
         numbers = np.where(geoms["objtype"] == _GEOM, self._lists[np.maximum(geoms["objid"], 0)], 0)
@@ -97,7 +99,9 @@ class MergedBoxes:
 
 def _alike(model: Any) -> list[list[int]]:
     """
-    :return: Geoms that can be drawn as one: small boxes of one body and one plain, opaque, dull material.
+    Which geoms can be drawn as one.
+
+    :return: Groups of them: small boxes of one body and one plain, opaque, dull material.
     """
     found: dict[tuple, list[int]] = {}
     for geom in range(model.ngeom):

@@ -71,7 +71,9 @@ def culled_context(
 
 def _visual_meshes(model: mujoco.MjModel) -> tuple[list[int], bool]:
     """
-    :return: Ids of the meshes that are drawn, and whether they are all the robot's.
+    Which meshes are drawn.
+
+    :return: Their ids, and whether they are all the robot's.
     """
     meshes, robot_only = set(), True
     for geom in range(model.ngeom):
