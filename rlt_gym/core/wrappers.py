@@ -12,10 +12,10 @@ GRIPPER_SIGNALS = ("fingers", "command")
 
 class GripperPenalty(VectorWrapper):
     """
-    Takes something off the reward each time the gripper goes from open to closed or back.
+    Subtracts a penalty from the reward each time the gripper goes from open to closed or back.
 
     A policy that is rewarded at success only may learn to open and close all the time. The penalty falls on the control
-    step of the transition. What counts is what was executed (``infos["executed_actions"]`` where someone took over).
+    step of the transition. It counts executed actions (``infos["executed_actions"]`` where someone took over).
 
     The infos get ``reward_terms``: ``success`` (what the environment gave) and ``gripper`` (the penalties, 0 or
     negative), float32 (num_envs, C) each, whose sum is the new ``step_rewards``. Terms of an environment that has some

@@ -119,6 +119,30 @@ def test_training_episodes_may_be_shorter():
     assert lengths == {"eval": 9, "train": 6, "selection": 9}
 
 
+@pytest.mark.sim
+def test_resets_in_the_next_step_show_what_resets_in_the_same_step_show(env):
+    """The same two episodes, bit for bit; only the step that resets comes in between, whatever its action."""
+    other = LiberoVectorEnv(
+        2, "libero_goal", [1, 8], chunk_length=4, max_episode_steps=10, autoreset_mode="NextStep", **FAST
+    )
+    actions = np.random.default_rng(2).uniform(-1, 1, (4, 2, 4, 7)).astype(np.float32)
+    first, second = env.reset(seed=6)[0], other.reset(seed=6)[0]
+    for index, action in enumerate(actions):
+        assert all(np.array_equal(first[key], second[key]) for key in first)
+        first, _, _, truncations, infos = env.step(action)
+        second, _, _, their_truncations, their_infos = other.step(action)
+        assert truncations.tolist() == their_truncations.tolist() == [index == 2] * 2
+        if index == 2:
+            for member in range(2):
+                final = infos["final_obs"][member]
+                assert all(np.array_equal(final[key], second[key][member]) for key in final)
+            second, rewards, _, truncations, their_infos = other.step(-action)
+            assert not rewards.any() and not truncations.any() and not their_infos["chunk_steps"].any()
+        assert infos["init_index"].tolist() == their_infos["init_index"].tolist()
+    assert all(np.array_equal(first[key], second[key]) for key in first)
+    other.close()
+
+
 class NoWorkers:
     """In place of the workers, where only the arguments count."""
 
