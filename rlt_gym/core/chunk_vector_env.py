@@ -13,7 +13,7 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rlt_gym.core.chunk_info import chunk_info
+from rlt_gym.core.chunk_info import chunk_info, inner_info
 from rlt_gym.core.episodes import Episode, EpisodeSequence
 from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.pickling import PickledByArguments
@@ -365,7 +365,11 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
             terminations[env] = result.success
             truncations[env] = not result.success and self._episode(env).steps >= self._horizon(env)
             step_infos.append(self._info(env, result))
-        inner = self._inner_infos(played) if self._inner_steps else {}
+        inner = inner_info(
+            self._observations[0],
+            (self.num_envs, len(self._inner_steps)),
+            {env: result.inner for env, result in played.items()},
+        )
         done = terminations | truncations
         infos: Infos = {}
         if self.autoreset_mode == AutoresetMode.SAME_STEP and done.any():
@@ -396,17 +400,6 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
             "final_info": final_info,
             "_final_info": done.copy(),
         }
-
-    def _inner_infos(self, played: dict[int, Played]) -> Infos:
-        shape = (self.num_envs, len(self._inner_steps))
-        arrays = {key: np.zeros((*shape, *value.shape), value.dtype) for key, value in self._observations[0].items()}
-        count = np.zeros(self.num_envs, dtype=np.int64)
-        for env, result in played.items():
-            count[env] = len(result.inner)
-            for index, observation in enumerate(result.inner):
-                for key, value in observation.items():
-                    arrays[key][env, index] = value
-        return {"inner_obs": arrays, "inner_count": count}
 
     def _info(self, env: int, played: Played | None = None, restarted: bool = False) -> dict[str, Any]:
         task = self.task(env)
