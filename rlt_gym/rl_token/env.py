@@ -78,7 +78,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
         assert isinstance(single, spaces.Dict)
         self.single_observation_space = spaces.Dict(
             {
-                # unbounded, since the encoder may be anybody's
+                # z_rl is normalised over its D numbers, so none of them can exceed sqrt(D)
                 "z_rl": spaces.Box(-np.inf, np.inf, (self.encoder.z_dim,), np.float32),
                 "vla_ref": spaces.Box(-1.0, 1.0, shape, np.float32),
                 "proprio": single["proprio"],
