@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+
+from rlt_sb3.experiment.signatures import type_name
 
 
 @dataclass
@@ -65,7 +68,7 @@ def read_words(args: Sequence[str], config_class: Any, sections: Collection[str]
         files.insert(0, _config_of_run(found.resume))
         rest += ["--resume", found.resume]
     for name in files:
-        check_config_file(name)
+        check_config_file(name, [key for key, hint in get_type_hints(config_class).items() if is_dataclass(hint)])
     settings, nested = _take_nested(sections, normalize(config_class, rest))
     return Words(files, settings, nested)
 
@@ -78,12 +81,13 @@ def _config_of_run(name: str) -> str:
     raise ValueError(f"There is no run to resume in {path}: --resume takes the folder that `rlt train` wrote.")
 
 
-def check_config_file(name: str) -> None:
+def check_config_file(name: str, sections: Collection[str] = ()) -> None:
     """
     Name the file that cannot be read; the parser does not.
 
     :param name: path of a YAML file
-    :raises ValueError: if it is missing, a folder, unreadable, not YAML, or not a mapping
+    :param sections: settings that hold settings
+    :raises ValueError: if it is missing, a folder, unreadable, not YAML, not a mapping, or if a section is not one
     """
     import yaml
 
@@ -100,6 +104,24 @@ def check_config_file(name: str) -> None:
         raise ValueError(f"{name} cannot be read as YAML: {' '.join(str(error).split())}.") from error
     if data is not None and not isinstance(data, dict):
         raise ValueError(f"{name} must hold settings, 'name: value' in each line; it holds a {type(data).__name__}.")
+    for key in sections:
+        if data and key in data and not isinstance(data[key], dict):
+            raise ValueError(f"{name}: {key} must hold settings, '{key}: {{name: value}}', got {data[key]!r}.")
+
+
+def plain_error(message: str, config_class: Any) -> str:
+    """
+    :param message: the parser's, which lists each type that it has tried
+    :param config_class: the command's dataclass of settings
+    :return: setting, type and value in one sentence; another message as it is, in one line
+    """
+    message = " ".join(message.split())
+    found = re.match(r'Parser key "([\w.]+)": .*(?:Got|Given) value: (.*)$', message)
+    if found is None:
+        return message
+    name, value = found.groups()
+    allowed = type_name(_types(config_class).get(name, dict))
+    return f"{name} must be of type {allowed}, got {value}." if allowed else message
 
 
 def normalize(config_class: Any, args: Sequence[str]) -> list[str]:
@@ -162,7 +184,9 @@ def _take_nested(sections: Collection[str], args: list[str]) -> tuple[list[str],
         arg = rest.pop(0)
         option, equals, value = arg.partition("=")
         path = option[2:].split(".")
-        if option.startswith("--") and path[0] in sections and len(path) > 2 and (equals or rest):
+        if option.startswith("--") and path[0] in sections and len(path) > 2:
+            if not equals and not rest:
+                raise ValueError(f"Argument {option}: expected one argument.")
             nested.append((path, value if equals else rest.pop(0)))
         else:
             others.append(arg)

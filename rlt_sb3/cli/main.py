@@ -120,12 +120,12 @@ def parse(command: str, args: Sequence[str]) -> Any:
     """
     from jsonargparse import ArgumentParser
 
-    from rlt_sb3.cli.arguments import put_nested, read_words
+    from rlt_sb3.cli.arguments import plain_error, put_nested, read_words
 
     class Parser(ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
             # one line, as for all other errors: the usage is longer than a screen
-            print(f"rlt {command}: {' '.join(message.split())} (rlt {command} --help)", file=sys.stderr)
+            print(f"rlt {command}: {plain_error(message, config_class)} (rlt {command} --help)", file=sys.stderr)
             raise SystemExit(2) from ex
 
         def print_help(self, file: Any = None) -> None:

@@ -34,7 +34,10 @@ def refused(capsys, *args: str) -> str:
         ("rlt: {bc_coef: [\n", r"c\.yaml cannot be read as YAML: .* line 2, column 1"),
         ("- a\n- b\n", r"c\.yaml must hold settings, .* it holds a list"),
         ("nonsense: 3\n", r"'nonsense' is not accepted \(rlt train --help\)"),
-        ("env: {num_envs: many}\n", r"env\.num_envs.*int.*many"),
+        ("env: {num_envs: many}\n", r"train: env\.num_envs must be of type int, got many\. \("),
+        ("rlt: 5\n", r"train: rlt must be of type dict, got 5\. \("),
+        ("env: 3\n", r"c\.yaml: env must hold settings, 'env: \{name: value\}', got 3\."),
+        ("evaluation:\n", r"c\.yaml: evaluation must hold settings, .* got None\."),
         ("\xff\x00".encode("utf-16"), r"c\.yaml cannot be read as YAML"),
     ],
 )
