@@ -75,7 +75,5 @@ def _defaults_of_runs(algorithm: Algorithm) -> tuple[dict[str, Any], set[str]]:
 
 
 def all_algorithms_help() -> str:
-    """
-    :return: :func:`algorithm_help` of every registered algorithm
-    """
+    """:return: :func:`algorithm_help` of every registered algorithm"""
     return "\n".join(map(algorithm_help, algorithm_names()))

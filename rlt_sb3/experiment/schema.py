@@ -99,9 +99,7 @@ def settings_schema(settings: list[Setting], parts: Mapping[str, list[Setting]])
 
 
 def config_schema() -> dict[str, Any]:
-    """
-    :return: schema of the files that ``rlt train --config`` reads
-    """
+    """:return: schema of the files that ``rlt train --config`` reads"""
     schema = dataclass_schema(TrainConfig)
     properties = schema["properties"]
     del properties["algorithms"]  # in a file each algorithm has a section of its own
@@ -119,9 +117,7 @@ def config_schema() -> dict[str, Any]:
 
 
 def text() -> str:
-    """
-    :return: what the file holds
-    """
+    """:return: what the file holds"""
     return json.dumps(config_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
