@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from rlt_sb3.experiment.algorithms import Algorithm, algorithm_names, get_algorithm
@@ -21,6 +22,8 @@ def default_text(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, type):
         return f"{value.__module__}:{value.__qualname__}"
+    if is_dataclass(value):
+        value = asdict(value)
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {default_text(entry)}' for key, entry in value.items())}}}"
     if isinstance(value, list | tuple):

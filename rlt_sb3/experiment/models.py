@@ -38,7 +38,7 @@ def resolve_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     check_types(known, settings, name)
     for part, inner in algorithm.settings_of_parts().items():
         # a class of the user's own in its place may have other settings
-        if settings.get(part) and f"{part.removesuffix('_kwargs')}_class" not in settings:
+        if isinstance(settings.get(part), dict) and f"{part.removesuffix('_kwargs')}_class" not in settings:
             _check_names(algorithm.label, settings[part], inner, f"{part}.")
             check_types(inner, settings[part], f"{name}.{part}")
     for setting in known:  # a file has lists only, Stable-Baselines3 wants (1, "episode")

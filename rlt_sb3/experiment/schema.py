@@ -14,7 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
 from rlt_sb3.experiment.config import TrainConfig
-from rlt_sb3.experiment.signatures import Setting, descriptions, is_schedule, type_name
+from rlt_sb3.experiment.signatures import Setting, descriptions, is_schedule, is_schedule_class, type_name
 
 FILE = Path(__file__).parent / "configs" / "schema.json"
 
@@ -42,6 +42,9 @@ def _type(hint: Any) -> dict[str, Any]:
         or a dataclass
     :return: its schema
     """
+    if is_schedule_class(hint):
+        numbers = {name: _type(inner) for name, inner in get_type_hints(hint).items()}
+        return _SCHEDULE | {"required": list(numbers), "properties": numbers}
     if is_dataclass(hint):
         return dataclass_schema(hint)
     origin, args = get_origin(hint), get_args(hint)
@@ -88,10 +91,11 @@ def settings_schema(settings: list[Setting], parts: Mapping[str, list[Setting]])
         if not setting.type_name:
             continue
         schema = _type(setting.hint)
-        if setting.name in parts:
-            schema = settings_schema(parts[setting.name], {})
-            if NoneType in get_args(setting.hint):
-                schema = {"anyOf": [schema, {"type": "null"}]}
+        if setting.name in parts:  # in the place of the dict of anything
+            inner = settings_schema(parts[setting.name], {})
+            schema = {
+                "anyOf": [inner if part.get("type") == "object" else part for part in schema.get("anyOf", [schema])]
+            }
         properties[setting.name] = schema | {"description": setting.text}
         if isinstance(setting.default, str | int | float | tuple | None):
             properties[setting.name]["default"] = setting.default

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from inspect import Parameter, getdoc, signature
 from os import PathLike
 from types import NoneType, UnionType
@@ -101,6 +101,14 @@ def is_schedule(hint: Any) -> bool:
     return any((get_origin(part) or part) is Callable for part in parts_of(hint))
 
 
+def is_schedule_class(hint: Any) -> bool:
+    """
+    :param hint: an annotation
+    :return: whether it is a dataclass whose objects are functions, for which a file has a mapping of its fields
+    """
+    return is_dataclass(hint) and "__call__" in vars(hint)
+
+
 def type_name(hint: Any) -> str:
     """
     :param hint: an annotation
@@ -117,7 +125,7 @@ def _name_of(hint: Any) -> str:
     origin, args = get_origin(hint), get_args(hint)
     if hint in (NoneType, None):
         return "null"
-    if is_schedule(hint):
+    if is_schedule(hint) or is_schedule_class(hint):
         return "schedule"
     if hint is type or origin is type:
         return "class"

@@ -63,6 +63,7 @@ def test_refuses(config, complaint):
         {"rlt": {"bc_coef": {"start": 20, "end": 5, "end_fraction": 0.5}, "learning_rate": 1e-4, "q_bounds": None}},
         {"rlt": {"policy_kwargs": {"activation_fn": "torch.nn:GELU", "net_arch": {"pi": [8], "qf": [8, 8]}}}},
         {"rlt": {"q_bounds": [0, 2], "train_freq": [1, "step"], "exploration_std": [0.1, 0.2], "gate": {"window": 8}}},
+        {"rlt": {"bc_coef": {"start": 60, "end": 5, "chunks": 3000}, "gate": False}},
         {"tqc": {"ent_coef": 0.1, "replay_buffer_class": None, "policy_kwargs": {"n_quantiles": 5}, "device": "cuda"}},
     ],
 )
@@ -87,7 +88,7 @@ def test_every_setting_is_described():
     assert [name for group in groups for name, setting in group.items() if not setting["description"]] == []
     rlt, tqc = properties["rlt"]["properties"], properties["tqc"]["properties"]
     assert {"gamma", "bc_coef", "learning_starts"} <= set(rlt) and not set(RESERVED) & (set(rlt) | set(tqc))
-    gate = rlt["gate"].get("properties") or rlt["gate"]["anyOf"][0]["properties"]
+    (gate,) = [part["properties"] for part in rlt["gate"]["anyOf"] if "properties" in part]
     assert {"share", "window"} <= set(gate)
     for group in (rlt, tqc, gate):
         assert [name for name, setting in group.items() if not setting["description"]] == []

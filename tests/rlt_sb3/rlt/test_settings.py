@@ -68,7 +68,7 @@ BAD = [
     (policy(n_critic=3), "Unknown RLT setting 'policy_kwargs.n_critic'. Valid settings: .*n_critics"),
     (dict(replay_buffer_kwargs=dict(ratio=1)), "Unknown RLT setting 'replay_buffer_kwargs.ratio'. .*offline_ratio"),
     (dict(gate=dict(trials=3)), "Unknown RLT setting 'gate.trials'. Valid settings: share, window"),
-    (dict(gate=0.5), "gate must be a dict with some of share, window, got 0.5"),
+    (dict(gate=0.5), "gate must be True, False or a dict with some of share, window.*, got 0.5"),
     (dict(replay_buffer_class=DictReplayBuffer), "ChunkReplayBuffer"),
     (dict(policy_kwargs=dict(features_extractor_kwargs=dict(proprio_norm="minmax"))), "proprio_norm"),
     (dict(policy_kwargs=dict(features_extractor_kwargs=dict(proprio_norm=([0.0], [1.0])))), "proprio_norm"),
