@@ -22,7 +22,7 @@ def default_text(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, type):
         return f"{value.__module__}:{value.__qualname__}"
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {default_text(entry)}' for key, entry in value.items())}}}"
