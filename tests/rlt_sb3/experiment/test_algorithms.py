@@ -30,12 +30,12 @@ def test_registry(tmp_path):
         get_algorithm("sac")
     with pytest.raises(ValueError, match="Unknown algorithm 'sac'; choose one of rlt, tqc"):
         train(small(tmp_path, algorithm="sac"))
-    with pytest.raises(ValueError, match="TQC has no setting bc_coef; there is learning_rate"):
+    with pytest.raises(ValueError, match=r"Unknown TQC setting 'bc_coef'\. Valid settings: learning_rate"):
         train(small(tmp_path, algorithm="tqc", tqc={"bc_coef": 1}))
     for key in ("policy_kwargs", "replay_buffer_kwargs", "gate"):
-        with pytest.raises(ValueError, match=rf"RLT has no setting {key}\.typo; there is "):
+        with pytest.raises(ValueError, match=rf"Unknown RLT setting '{key}\.typo'\. Valid settings: "):
             train(small(tmp_path, rlt={key: {"typo": 1}}))
-    with pytest.raises(ValueError, match=r"RLT has no setting trial_share; there is .*gate"):
+    with pytest.raises(ValueError, match=r"Unknown RLT setting 'trial_share'\. Valid settings: .*gate"):
         train(small(tmp_path, rlt={"trial_share": 0.5}))
     with pytest.raises(ValueError, match="Unknown guard"):
         train(small(tmp_path, guard="pray"))
@@ -235,7 +235,7 @@ def test_devices_are_checked_first(tmp_path, monkeypatch):
     config = small(tmp_path)
     config.env.device = "cuda:99"
     for bad in (config, small(tmp_path, algorithm="tqc", tqc={"device": "cuda:99"})):
-        with pytest.raises(ValueError, match=r"cuda:99.*there is"):
+        with pytest.raises(ValueError, match=r"cuda:99.*choose one of cpu"):
             train(bad)
     assert list(tmp_path.iterdir()) == []
 
