@@ -232,7 +232,8 @@ class MiniVLA:
     A trained :class:`MiniVLANet` as a :class:`~rlt_gym.vla.base.FrozenVLA`: no gradients, evaluation mode.
 
     :param net: The network; it is frozen in place.
-    :param provenance: How it was trained; ``assets`` in it is the kind of assets (default: ``"embedded"``).
+    :param provenance: How it was trained; ``assets`` in it is the kind of assets (default: ``"embedded"``),
+        ``frame_size`` the edge in pixels of the frames (default: 128).
     """
 
     def __init__(self, net: MiniVLANet, provenance: dict[str, Any] | None = None) -> None:
@@ -246,6 +247,8 @@ class MiniVLA:
             max_tokens=config.num_tokens,
             image_size=config.image_size,
             assets=self.provenance.get("assets", "embedded"),
+            frame_size=self.provenance.get("frame_size", 128),
+            state_dim=8,
         )
         kinds = {"agentview": "image", "wrist": "image"}
         counts = config.token_counts
