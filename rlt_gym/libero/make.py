@@ -69,8 +69,8 @@ def make_rl_token_libero_vec(
     :param suite: LIBERO suite.
     :param task_ids: Tasks of the suite, ``None`` = all.
     :param chunk_length: Control steps per action, at most the VLA's horizon.
-    :param vla: A registered name (``rlt list``), the path of a ``.safetensors`` file that ``rlt train-vla`` wrote (or of
-        another registered format), or an object that obeys :class:`~rlt_gym.vla.base.FrozenVLA`.
+    :param vla: A registered name (``rlt list``), the path of a file that ``rlt train-vla`` wrote (or of another
+        registered format), or an object that obeys :class:`~rlt_gym.vla.base.FrozenVLA`.
     :param rl_token: ``"auto"``, ``"mean"`` (no RL token, but the mean of the VLA's picture tokens), a ``.safetensors``
         path, or an encoder.
     :param device: Where VLA and encoder run.

@@ -20,7 +20,7 @@ class RLTokenDecoder(nn.Module):
     def __init__(self, config: RLTokenConfig) -> None:
         super().__init__()
         self.config = config
-        width = config.width
+        width = int(config.width or config.token_dim)
         self.input_z = nn.Linear(int(config.z_dim or config.token_dim), width)
         self.input = nn.Linear(config.token_dim, width)
         self.blank = nn.Parameter(0.02 * torch.randn(width))
@@ -37,8 +37,10 @@ class RLTokenDecoder(nn.Module):
         generator: torch.Generator | None = None,
     ) -> torch.Tensor:
         """
+        Reconstruct the tokens.
+
         :param z_rl: (B, D).
-        :param z: Standardised tokens (B, N, H), valid ones first (what follows a valid token cannot reach it, so pads
+        :param z: Standardized tokens (B, N, H), valid ones first (what follows a valid token cannot reach it, so pads
             at the end need no mask).
         :param context_dropout: Probability that an earlier token is blanked.
         :param generator: Source of that randomness.

@@ -220,12 +220,13 @@ def _check_environment(env: VectorEnv, spec: "VLASpec") -> tuple[str, ...]:
     if robot is None:
         raise ValueError("The raw environment's metadata lack 'robot', an rlt_gym.core.robot_spec.RobotSpec.")
     single = env.single_observation_space
-    missing = {*robot.camera_keys, "proprio"} - set(single.keys() if isinstance(single, spaces.Dict) else ())
+    boxes = dict(single.spaces) if isinstance(single, spaces.Dict) else {}
+    missing = {*robot.camera_keys, "proprio"} - set(boxes)
     if missing:
         raise ValueError(f"The raw environment's observations lack {sorted(missing)}; use LIBERO-v0 or one like it.")
     check_robot(robot, spec)
     for camera in spec.cameras:
-        for edge in (single[camera].shape or ())[:2]:
+        for edge in (boxes[camera].shape or ())[:2]:
             spec.check_frame_size(edge)
     return tuple(spec.cameras)
 

@@ -29,7 +29,9 @@ class FakeVLA:
 
         from rlt_gym.vla.base import VLASpec
 
-        self.spec = VLASpec("fake", token_dim=token_dim, horizon=horizon, max_tokens=n_tokens, stochastic=stochastic)
+        self.spec = VLASpec(
+            "fake", token_dim=token_dim, horizon=horizon, max_tokens=n_tokens, stochastic=stochastic, state_dim=8
+        )
         self.device = torch.device("cpu")
         self.calls: list[int] = []
         self._n_tokens = n_tokens

@@ -99,8 +99,8 @@ class VLASpec:
         if (self.frame_size and size != self.frame_size) or (needed and size < needed):
             exactly = "" if self.frame_size else " at least"
             raise ValueError(
-                f"image_size is {size}; the VLA {self.name!r} needs frames of{exactly} {needed} pixels: leave image_size "
-                "out, or use another VLA."
+                f"image_size is {size}; the VLA {self.name!r} needs frames of{exactly} {needed} pixels: leave "
+                "image_size out, or use another VLA."
             )
         return size
 
@@ -113,8 +113,8 @@ class VLAOutput:
     :param tokens: Final-layer embeddings, floating (B, M, H), detached, not inference tensors.
     :param mask: bool (B, M), True = valid; holes are allowed.
     :param kind: uint8 (B, M), see :data:`TOKEN_KINDS`.
-    :param chunk: float32 (B, T, d) in the environment's units, every number in [-1, 1]. With LIBERO d is 7, and the last
-        number is the gripper: -1 opens, 1 closes.
+    :param chunk: float32 (B, T, d) in the environment's units, every number in [-1, 1]. With LIBERO d is 7, and the
+        last number is the gripper: -1 opens, 1 closes.
     """
 
     tokens: torch.Tensor
