@@ -140,8 +140,8 @@ def load_demo_set(
 
     :param paths: Files, glob patterns or folders.
     :param image_size: Frames are average-pooled to this edge in pixels while loading.
-    :param max_demos: Use at most so many demonstrations per file.
-    :param frame_stride: Keep every so many-th observation (all actions are kept).
+    :param max_demos: Most demonstrations per file; ``None`` = all.
+    :param frame_stride: Keep one observation in this many; all actions are kept.
     :param successes_only: Leave out demonstrations marked ``success=False``.
     :param storage: Where the frames lie.
     :return: The set.

@@ -188,7 +188,7 @@ class Demo:
         Read frames.
 
         :param camera: ``"agentview"`` or ``"wrist"``.
-        :param stride: Take every so many-th row.
+        :param stride: Take one row in this many.
         :return: Frames as stored (upside down), uint8 (ceil(T / stride), H, W, 3).
         """
         return np.asarray(self.group["obs"][_OBS_KEYS[camera]][::stride])
@@ -233,7 +233,7 @@ class DemoFile:
         return iter(self.demos)
 
     def close(self) -> None:
-        """Close the file; lazily read arrays cannot be read afterwards."""
+        """Close the file. Arrays of its demonstrations cannot be read afterwards."""
         self._file.close()
 
     def __enter__(self) -> "DemoFile":

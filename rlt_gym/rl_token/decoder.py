@@ -1,7 +1,7 @@
 """
-What the RL token is trained with (arXiv 2604.23073, eq. 2): tokens that are given back from it, and their error.
+The decoder that trains the RL token (arXiv 2604.23073, eq. 2), and its loss.
 
-From ``[z_rl, sg(z_1) .. sg(z_{i-1})]`` a causal transformer and a linear head give back ``z_i``.
+From ``[z_rl, sg(z_1) .. sg(z_{i-1})]`` a causal transformer and a linear head reconstruct ``z_i``.
 """
 
 import torch
@@ -64,7 +64,7 @@ def reconstruction_loss(prediction: torch.Tensor, z: torch.Tensor, mask: torch.T
     :param prediction: (B, N, H).
     :param z: Targets (B, N, H); no gradient flows into them.
     :param mask: bool (B, N).
-    :return: ``mean``: squared error averaged over valid tokens and channels (what is minimised); ``sum``: the paper's
+    :return: ``mean``: squared error averaged over valid tokens and channels (the training loss); ``sum``: the paper's
         form, summed over tokens and channels, averaged over the batch.
     """
     error = (prediction.float() - z.detach()).square() * mask[..., None]

@@ -41,11 +41,11 @@ class EncodeDemosConfig:
     :param rl_token: RL-token encoder: "auto" (the shipped one of the VLA), "mean" (the mean of the VLA's picture
         tokens), or the path of a file that ``rlt pretrain-token`` wrote.
     :param chunk_length: Control steps per row, that of the environment to train in.
-    :param stride: A row begins every so many control steps; must divide ``chunk_length``.
+    :param stride: Control steps from the beginning of a row to that of the next; must divide ``chunk_length``.
     :param instructions: Only the demonstrations of these tasks, in this order for ``task_ids``; ``None`` = all.
     :param task_ids: Task of each file, in sorted order of the files, then of each task of a LeRobot dataset; ``None`` =
         what the files say (LeRobot's own numbers are not LIBERO's), else 0, 1, ...
-    :param max_demos: Use at most so many demonstrations per task.
+    :param max_demos: Most demonstrations per task; ``None`` = all.
     :param batch_size: Observations per forward pass.
     :param image_size: Frames are pooled to this edge first; ``None`` = as they are.
     :param lerobot_columns: Names of a LeRobot dataset's columns where they are unusual: ``agentview``, ``wrist``,

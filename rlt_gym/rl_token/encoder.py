@@ -33,7 +33,7 @@ class RLTokenConfig:
     :param kinds: Kinds of tokens that are read, ``("image",)`` for the paper's single-task setting, ``("all",)`` for
         every valid token.
     :param context_dropout: Probability that the decoder's view of an earlier token is blanked in training; with plain
-        teacher forcing it can copy from neighbours and ignore ``z_rl``. 0 = the paper.
+        teacher forcing it can copy from neighboring tokens and ignore ``z_rl``. 0 = the paper.
     """
 
     token_dim: int
@@ -226,7 +226,11 @@ class RLTokenEncoder(nn.Module):
         return self.encode(self.standardize(tokens), mask)
 
     def fingerprint(self) -> str:
-        """sha256 over architecture and weights as they are stored (float16)."""
+        """
+        Identify the encoder.
+
+        :return: sha256 over architecture and weights in the type in which they are stored (float16).
+        """
         return fingerprint({"format": FORMAT, **asdict(self.config)}, self.state_dict(), dtype=torch.float16)
 
     def check_vla(self, vla: FrozenVLA) -> None:

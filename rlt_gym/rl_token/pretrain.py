@@ -46,11 +46,12 @@ class PretrainTokenConfig:
     :param learning_rate: Peak rate of AdamW.
     :param warmup_steps: Linear warm-up.
     :param held_out: Fraction of each task's demonstrations (whole ones) for validation.
-    :param frame_stride: Use every so many-th observation.
-    :param max_demos: Use at most so many demonstrations per task.
+    :param frame_stride: Use one observation in this many.
+    :param max_demos: Most demonstrations per task; ``None`` = all.
     :param image_size: Frames are average-pooled to this edge in pixels while they are loaded; ``None`` = to the size to
         which the VLA resizes them, if it says so and if that divides their own, else not at all.
-    :param memory_limit: Frames of a camera, or tokens, of more than so many GiB lie in a temporary file.
+    :param memory_limit: Most GiB of memory for the frames of a camera, and for the tokens; larger arrays lie in a
+        temporary file.
     :param scratch: Folder of these files; ``None`` = the folder of ``output``.
     :param bfloat16: Train under bfloat16 autocast; ``None`` = if ``device`` has it in hardware.
     :param threads: torch threads, ``None`` = leave as they are.
@@ -144,7 +145,7 @@ def pretrain_token(config: PretrainTokenConfig, vla: FrozenVLA | None = None) ->
     encoder.set_statistics(*_statistics(cache, train_rows))
     encoder.to(config.device)
     decoder.to(config.device)
-    history = _optimise(config, encoder, decoder, cache, train_rows)
+    history = _optimize(config, encoder, decoder, cache, train_rows)
     if not math.isfinite(history["L_ro_mean"]):
         raise ValueError("Training diverged (loss is not finite); lower learning_rate.")
     report = evaluate_token(encoder, decoder, cache, train_rows, held_rows)
@@ -201,7 +202,7 @@ def _statistics(cache: TokenCache, rows: np.ndarray) -> tuple[torch.Tensor, torc
     return mean, (squares / count.sum()).sqrt()
 
 
-def _optimise(
+def _optimize(
     config: PretrainTokenConfig, encoder: RLTokenEncoder, decoder: RLTokenDecoder, cache: TokenCache, rows: np.ndarray
 ) -> dict[str, float]:
     parameters = [*encoder.parameters(), *decoder.parameters()]

@@ -199,7 +199,11 @@ class FrozenVLA(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Hash of weights and configuration; RL tokens, runs and files of transitions store it."""
+        """
+        Identify the policy; RL tokens, runs and files of transitions store this.
+
+        :return: Hash of weights and configuration.
+        """
         ...
 
 

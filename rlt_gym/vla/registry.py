@@ -77,6 +77,12 @@ def register_vla(
     """
 
     def register(factory: Any) -> Any:
+        """
+        Register ``factory``.
+
+        :param factory: The factory.
+        :return: The same.
+        """
         VLAS.register(name, Entry(factory, description, dict(kwargs or {})))
         if encoders is not None:
             _ENCODER_FOLDERS[Path(encoders)] = None
@@ -125,7 +131,7 @@ def load_vla(vla: str | os.PathLike[str] | FrozenVLA = "mini", device: torch.dev
         or that has a format of :func:`register_vla_format`, or an object that obeys
         :class:`~rlt_gym.vla.base.FrozenVLA`.
     :param device: Device to run on.
-    :return: The VLA on ``device``. An object that is there already is returned as it is; its ``to`` is not called.
+    :return: The VLA on ``device``. An object that is already there is returned unchanged; its ``to`` is not called.
     :raises ValueError: If the name is unknown, the file missing or damaged, or the object not a FrozenVLA.
     """
     if not isinstance(vla, str | os.PathLike):
@@ -162,7 +168,7 @@ def _reader(path: Path) -> Entry:
 
 
 def _on(vla: FrozenVLA, device: torch.device | str) -> FrozenVLA:
-    """The VLA on ``device``. One that is there is left alone: billions of weights are not copied, nor can all move."""
+    """Move a VLA unless it is on ``device``: some models cannot move, and copying billions of weights takes long."""
     import torch
 
     here, there = torch.device(vla.device), torch.device(device)

@@ -56,6 +56,13 @@ def test_an_evaluation_repeats_them_whatever_the_training_did():
     assert seeds("eval", sequence=sequence) == first
 
 
+def test_an_evaluation_of_fewer_tasks_repeats_them():
+    """Task 8 alone, or beside task 3, and once more when the states begin again."""
+    both, alone = EpisodeSequence(1, 2, "eval", seed=5), EpisodeSequence(1, 1, "eval", seed=5, sizes={"eval": 3})
+    expected = [both.noise_seed(episode, 8) for episode in (both.next(0) for _ in range(6)) if episode.task_index == 1]
+    assert [alone.noise_seed(alone.next(0), 8) for _ in range(6)] == expected * 2
+
+
 def test_every_visit_in_training_has_its_own():
     """A state that is drawn again (here there are only two), and the members of a group."""
     again = seeds("train", episodes=20, seed=1, sizes={"train": 2, "selection": 5, "eval": 5})

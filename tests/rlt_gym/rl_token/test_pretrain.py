@@ -216,10 +216,25 @@ def test_the_cache_holds_every_row_also_if_later_rows_have_more_tokens(tmp_path,
         )
 
 
-def test_the_result_does_not_depend_on_where_arrays_lie(config):
+def test_the_result_does_not_depend_on_where_arrays_lie(config, monkeypatch, tmp_path):
+    made, zeros = [], ArrayStorage.zeros
+
+    def spy(self, shape, dtype):
+        array = zeros(self, shape, dtype)
+        if array.size:
+            made.append((isinstance(array, np.memmap), self.folder))
+        return array
+
+    monkeypatch.setattr(ArrayStorage, "zeros", spy)
     plain = pretrain_token(config, tiny_vla())
     report = record(config)["held_out"]
+    assert [filed for filed, _ in made] == [False] * 3  # two cameras and the tokens
+    made.clear()
     filed = pretrain_token(replace(config, memory_limit=0.0), tiny_vla())
+    assert made == [(True, tmp_path)] * 3, "beside the output"
+    made.clear()
+    pretrain_token(replace(config, memory_limit=0.0, scratch=str(tmp_path / "scratch")), tiny_vla())
+    assert made == [(True, str(tmp_path / "scratch"))] * 3
     assert filed.fingerprint() == plain.fingerprint() and record(config)["held_out"] == report
     with pytest.raises(ValueError, match=r"memory_limit is -1; it must be at least 0 \(GiB\)"):
         replace(config, memory_limit=-1)
