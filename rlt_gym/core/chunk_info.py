@@ -38,7 +38,8 @@ def chunk_info(
     :param restarted: Whether the env was lost.
     :param restarts: How often so far.
     :return: ``step_rewards`` float32 (C,), zero after step k; ``chunk_steps`` k; ``is_success``; ``episode_steps``;
-        ``instruction``; ``task_id``; ``init_index``; ``worker_restarted``; ``worker_restarts``; and :func:`hook_info`.
+        ``noise_seed``; ``instruction``; ``task_id``; ``init_index``; ``worker_restarted``; ``worker_restarts``; and
+        :func:`hook_info`.
     """
     padded = np.zeros(action_shape[0], dtype=np.float32)
     executed = 0 if step_rewards is None else len(step_rewards)
@@ -49,6 +50,7 @@ def chunk_info(
         "chunk_steps": executed,
         "is_success": bool(success),
         "episode_steps": episode.steps,
+        "noise_seed": episode.noise_seed,
         "instruction": instruction,
         "task_id": task_id,
         "init_index": episode.init_index,

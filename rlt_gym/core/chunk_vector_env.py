@@ -68,8 +68,9 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
     Reward: the sum over the executed steps. ``terminated`` is success, ``truncated`` the horizon.
 
     Info of every env: ``step_rewards`` float32 (C,), zero after step k; ``chunk_steps`` k; ``is_success``;
-    ``episode_steps``; ``instruction``; ``task_id``; ``init_index``; ``worker_restarted``; ``worker_restarts``.
-    With a ``render_mode``, ``final_info`` also has ``final_frame``.
+    ``episode_steps``; ``noise_seed``, the seed for a policy's noise in this episode
+    (:meth:`~rlt_gym.core.episodes.EpisodeSequence.noise_seed`); ``instruction``; ``task_id``; ``init_index``;
+    ``worker_restarted``; ``worker_restarts``. With a ``render_mode``, ``final_info`` also has ``final_frame``.
 
     With ``obs_stride=s`` the infos of :meth:`step` also have ``inner_obs``, a dict of arrays (num_envs, n, ...) with
     the observations at control steps s, 2s, ... < C inside the chunk that was just played (n of them, zeros from the
@@ -296,7 +297,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         if mask.all():
             self.sequence.restart(split, seed, shard)
         elif seed is not None:
-            self.sequence.seed = seed
+            self.sequence.reseed(seed)
         envs = np.flatnonzero(mask).tolist()
         self._begin_episodes(envs)
         infos: Infos = {}
@@ -306,7 +307,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
 
     def _begin_episodes(self, envs: Sequence[int]) -> None:
         for env in envs:
-            self.episodes[env] = self.sequence.next(env)
+            episode = self.episodes[env] = self.sequence.next(env)
+            episode.noise_seed = self.sequence.noise_seed(episode, self.tasks[episode.task_index].task_id)
         for env, (observation, said) in self._start_episodes(envs).items():
             self._observations[env], self._said[env], self._dones[env] = observation, said, False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +25,14 @@ class Episode:
     :param task_index: Index of its task among the environment's tasks.
     :param init_index: Its initial state in the split.
     :param steps: Control steps played so far.
+    :param noise_seed: Seed for the noise of a policy in this episode, see :meth:`EpisodeSequence.noise_seed`.
     """
 
     number: int
     task_index: int
     init_index: int
     steps: int = 0
+    noise_seed: int = 0
 
 
 class EpisodeSequence:
@@ -47,7 +50,7 @@ class EpisodeSequence:
     :param num_envs: N.
     :param num_tasks: Number of tasks.
     :param split: The split to begin with, a key of ``sizes``.
-    :param seed: Seed of the training split's initial states.
+    :param seed: Seed of the training split's initial states, and of :meth:`noise_seed` in every split.
     :param group_size: g.
     :param sizes: Initial states per task in each split.
     :raises ValueError: A bad argument.
@@ -65,6 +68,9 @@ class EpisodeSequence:
         self.num_envs, self.num_tasks, self.sizes = num_envs, num_tasks, dict(sizes)
         self.split = self.checked_split(split)
         self.seed = self.checked_seed(seed)
+        #: Seed of :meth:`noise_seed` in the held-out splits. A new seed of the training split leaves it as it is, so
+        #: that an evaluation does not depend on the training before it.
+        self.held_out_seed = self.seed
         self.group_size = checked_int("group_size", group_size, 1, 10_000)
         self.shard = (0, 1)
         #: How many episodes each env has begun, and how many of the training split when it was left.
@@ -182,6 +188,30 @@ class EpisodeSequence:
         turn, task_index = divmod(place, self.num_tasks)
         return Episode(number, task_index, turn % self.sizes[self.split])
 
+    def noise_seed(self, episode: Episode, task_id: int) -> int:
+        """
+        Seed for the noise of a policy in one episode.
+
+        In the held-out splits it follows from split, task, initial state and the seed of the evaluation. The number of
+        environments and the order of the episodes do not change it. In the training split it also follows from the
+        number of the episode, so that a second visit to an initial state, or another member of its group, gets another
+        seed.
+
+        :param episode: The episode.
+        :param task_id: Number of its task in the suite.
+        :return: A number in [0, 2**63).
+        """
+        train = self.split == "train"
+        # The seed comes last: it is the only number here that can need several words of the entropy.
+        entropy = [
+            zlib.crc32(self.split.encode()),
+            task_id,
+            episode.init_index,
+            episode.number if train else 0,
+            self.seed if train else self.held_out_seed,
+        ]
+        return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
+
     def next(self, env: int) -> Episode:
         """
         :param env: Index of the environment.
@@ -199,24 +229,36 @@ class EpisodeSequence:
         """
         self._next[env] -= 1
 
+    def reseed(self, seed: int) -> None:
+        """
+        Draw what follows from another seed, without starting a sequence over.
+
+        :param seed: The seed. In a held-out split it becomes the seed of the evaluation as well.
+        :raises ValueError: A bad seed.
+        """
+        self.seed = self.checked_seed(seed)
+        if self.split != "train":
+            self.held_out_seed = self.seed
+
     def restart(self, split: str | None = None, seed: int | None = None, shard: tuple[int, int] | None = None) -> None:
         """
         What a reset of all environments does to the sequence.
 
         :param split: The split to go on with; ``None``: the same.
-        :param seed: New seed, which starts the training sequence over; ``None``: the same.
+        :param seed: New seed, which starts the training sequence over; ``None``: the same. If the split to go on with
+            is a held-out one, it becomes the seed of the evaluation as well.
         :param shard: (k, n) leaves only the episodes k, k + n, k + 2n, ... until the next restart; ``None``: all.
         :raises ValueError: A bad seed or split.
         """
         split = self.split if split is None else self.checked_split(split)
-        if seed is not None:
-            self.seed = self.checked_seed(seed)
+        seed = None if seed is None else self.checked_seed(seed)
         switched = split != self.split
         if switched and self.split == "train":
             self._train_next = list(self._next)
         self.split = split
         self.shard = (0, 1) if shard is None else (int(shard[0]), int(shard[1]))
         if seed is not None:
+            self.reseed(seed)
             self._train_next = [0] * self.num_envs
         if self.split != "train":
             # A held-out sequence starts over, so that every evaluation sees the same states.
