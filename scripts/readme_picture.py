@@ -66,9 +66,9 @@ def draw_curve(ax: Any, data: dict[str, Any]) -> None:
     chunks = [0, *(point["chunks"] for point in points)]
     rates = [vla["successes"] / n, *(point["evaluation"]["successes"] / n for point in points)]
     ax.plot(chunks, rates, color="tab:blue", marker="o", markersize=4, label="deployed policy, predict()")
-    practising = [(point["chunks"], point["candidate"]["successes"] / n) for point in points if point.get("candidate")]
-    if practising:
-        ax.plot(*zip(*practising, strict=True), "x", color="tab:red", label="practicing actor, not yet deployed")
+    practicing = [(point["chunks"], point["candidate"]["successes"] / n) for point in points if point.get("candidate")]
+    if practicing:
+        ax.plot(*zip(*practicing, strict=True), "x:", color="tab:red", label="practicing actor")
     for name, color, label in (("vla", "black", "frozen VLA"), ("rlt", "tab:green", "RLT")):
         held_out = data[name]
         place = 0 if name == "vla" else chunks[-1]
