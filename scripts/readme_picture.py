@@ -19,11 +19,12 @@ from rlt_sb3.experiment.report import read_evaluations
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.ticker import MultipleLocator
 from PIL import Image
 
 ROOT = Path(__file__).parent.parent
-FRAMES = 5  # of each film
-PIXELS = 190  # side of a frame
+FRAMES = 4  # of each film
+PIXELS = 200  # side of a frame
 
 
 def film_strip(path: Path) -> tuple[np.ndarray, list[int]]:
@@ -47,9 +48,9 @@ def draw_strip(ax: Any, path: Path, title: str, seconds_per_frame: float) -> Non
     """
     strip, chosen = film_strip(path)
     ax.imshow(strip)
-    ax.set_title(title, fontsize=10, loc="left")
+    ax.set_title(title, fontsize=12, loc="left")
     ax.set_xticks([(place + 0.5) * PIXELS + 4 * place for place in range(len(chosen))])
-    ax.set_xticklabels([f"{number * seconds_per_frame:.1f} s" for number in chosen], fontsize=8)
+    ax.set_xticklabels([f"{number * seconds_per_frame:.1f} s" for number in chosen], fontsize=10)
     ax.set_yticks([])
     ax.tick_params(length=0, pad=2)
     ax.spines[:].set_visible(False)
@@ -65,7 +66,7 @@ def draw_curve(ax: Any, data: dict[str, Any]) -> None:
     ax.axhline(vla["successes"] / n, color="0.5", linestyle="--", linewidth=1)
     chunks = [0, *(point["chunks"] for point in points)]
     rates = [vla["successes"] / n, *(point["evaluation"]["successes"] / n for point in points)]
-    ax.plot(chunks, rates, color="tab:blue", marker="o", markersize=4, label="deployed policy, predict()")
+    ax.plot(chunks, rates, color="tab:blue", marker="o", markersize=4, label="RLT, predict()")
     practicing = [(point["chunks"], point["candidate"]["successes"] / n) for point in points if point.get("candidate")]
     if practicing:
         ax.plot(*zip(*practicing, strict=True), "x:", color="tab:red", label="practicing actor")
@@ -76,12 +77,13 @@ def draw_curve(ax: Any, data: dict[str, Any]) -> None:
             place, held_out["successes"] / held_out["n"],
             yerr=np.abs(np.array(held_out["wilson_95"]) - held_out["successes"] / held_out["n"])[:, None],
             color=color, marker="*", markersize=12, capsize=3, linestyle="none", zorder=5, clip_on=False,
-            label=f"{label}, held-out states: {held_out['successes']}/{held_out['n']}",
+            label=f"{label}, held-out: {held_out['successes']}/{held_out['n']}",
         )  # fmt: skip
-    ax.set(xlabel="action chunks of practice", ylabel="success rate", ylim=(0, 1.03))
-    ax.set_title(f"{n} selection states during training", fontsize=10, loc="left")
+    ax.set(xlabel="action chunks", ylabel="success rate", ylim=(0, 1.03))
+    ax.set_title(f"{n} selection states during practice", fontsize=12, loc="left")
+    ax.xaxis.set_major_locator(MultipleLocator(2000))
     ax.grid(alpha=0.3)
-    ax.legend(loc="lower right", fontsize=7.5)
+    ax.legend(loc="lower right", fontsize=9.5)
     ax.spines[["top", "right"]].set_visible(False)
 
 
@@ -93,16 +95,16 @@ def draw(run: Path, path: Path) -> None:
     data = read_evaluations(run)
     seconds = data["config"]["env"]["chunk_length"] / 20.0  # LIBERO's control frequency
     films = data["videos"]
-    fig = plt.figure(figsize=(12, 4.0), layout="constrained")
-    grid = fig.add_gridspec(2, 2, width_ratios=(FRAMES / 2, 1.3))
+    fig = plt.figure(figsize=(11, 4.4), layout="constrained")
+    grid = fig.add_gridspec(2, 2, width_ratios=(FRAMES / 2, 1.35))
     outcome = {True: "success", False: "failure"}
     draw_strip(
         fig.add_subplot(grid[0, 0]), run / "before.mp4",
-        f"frozen VLA, held-out initial state {films['init_index']}: {outcome[films['before_success']]}", seconds,
+        f"frozen VLA: {outcome[films['before_success']]}", seconds,
     )  # fmt: skip
     draw_strip(
         fig.add_subplot(grid[1, 0]), run / "after.mp4",
-        f"RLT, the same state after {data['training']['minutes']:.0f} minutes of practice: "
+        f"RLT, same initial state, {data['training']['minutes']:.0f} minutes of practice: "
         f"{outcome[films['after_success']]}", seconds,
     )  # fmt: skip
     draw_curve(fig.add_subplot(grid[:, 1]), data)
