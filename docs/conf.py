@@ -17,3 +17,5 @@ autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 autosummary_generate = False  # tables only; the entries are on the pages
 nitpicky = False
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
