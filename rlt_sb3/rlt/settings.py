@@ -70,12 +70,15 @@ def check_values(model: Any) -> None:
     assert isinstance(model.action_space, spaces.Box)
     dims = model.action_space.shape[-1]
     for name, sign, holds in (("exploration_std", ">=", np.greater_equal), ("action_scale", ">", np.greater)):
+        given, auto = getattr(model, name), name == "action_scale"
         try:
-            value = np.asarray(getattr(model, name), dtype=float)
+            value = np.asarray(given, dtype=float)
         except (TypeError, ValueError):
             value = np.array(np.nan)
         fits = value.shape in ((), (dims,)) and bool(np.all(holds(value, 0)))
-        require(name, fits, f"{sign} 0, a number or {dims} numbers")
+        require(
+            name, fits or (auto and given == "auto"), f"{sign} 0, a number or {dims} numbers" + auto * ", or 'auto'"
+        )
 
 
 def check_before_env(algorithm: type, settings: Mapping[str, Any]) -> None:

@@ -93,7 +93,7 @@ def test_shipped_recipe_is_resumed(tmp_path, monkeypatch):
         | {"gate": recipe["gate"] | {"window": 4}, "policy_kwargs": {"net_arch": [16], "n_critics": 2}}
     )
     assert settings["gate"]["share"] and isinstance(settings["bc_coef"], dict) and settings["action_scale"]
-    assert settings["replay_buffer_kwargs"] == {"handle_timeout_termination": False}
+    assert settings["replay_buffer_kwargs"] == {"timeout_is_failure": True}
     one = train(config_of_whole(tmp_path, name="one", rlt=settings)).run
 
     train_until_it_dies(config_of_whole(tmp_path, name="two", rlt=settings), 70, monkeypatch)
