@@ -25,32 +25,34 @@ from PIL import Image
 ROOT = Path(__file__).parent.parent
 FRAMES = 4  # of each film
 PIXELS = 200  # side of a frame
+GAP = 4  # pixels between two frames
+CONTROL_FREQUENCY = 20.0  # of LIBERO, control steps per second
 
 
-def film_strip(path: Path) -> tuple[np.ndarray, list[int]]:
+def film_strip(path: Path) -> np.ndarray:
     """
-    :param path: a film with one picture before each chunk and one of the end
-    :return: some of its pictures side by side, and their numbers
+    :param path: a film of an episode; its last picture stands still for a second
+    :return: some of its pictures, evenly spaced from the first to the last one, side by side
     """
-    film = iio.imread(path)
-    chosen = np.linspace(0, len(film) - 1, FRAMES).round().astype(int).tolist()
-    gap = np.full((PIXELS, 4, 3), 255, dtype=np.uint8)
+    film, fps = iio.imread(path), iio.immeta(path)["fps"]
+    last = max(len(film) - 1 - round(fps), 0)
+    chosen = np.linspace(0, last, FRAMES).round().astype(int).tolist()
     small = [np.asarray(Image.fromarray(film[number]).resize((PIXELS, PIXELS), Image.LANCZOS)) for number in chosen]
-    return np.hstack([part for picture in small for part in (picture, gap)][:-1]), chosen
+    gap = np.full((PIXELS, GAP, 3), 255, dtype=np.uint8)
+    return np.hstack([part for picture in small for part in (picture, gap)][:-1])
 
 
-def draw_strip(ax: Any, path: Path, title: str, seconds_per_frame: float) -> None:
+def draw_strip(ax: Any, path: Path, title: str, seconds: float) -> None:
     """
     :param ax: where
     :param path: the film
     :param title: above the frames
-    :param seconds_per_frame: simulated time between two pictures of the film
+    :param seconds: simulated length of the episode
     """
-    strip, chosen = film_strip(path)
-    ax.imshow(strip)
+    ax.imshow(film_strip(path))
     ax.set_title(title, fontsize=12, loc="left")
-    ax.set_xticks([(place + 0.5) * PIXELS + 4 * place for place in range(len(chosen))])
-    ax.set_xticklabels([f"{number * seconds_per_frame:.1f} s" for number in chosen], fontsize=10)
+    ax.set_xticks([(place + 0.5) * PIXELS + GAP * place for place in range(FRAMES)])
+    ax.set_xticklabels([f"{time:.1f} s" for time in np.linspace(0.0, seconds, FRAMES)], fontsize=10)
     ax.set_yticks([])
     ax.tick_params(length=0, pad=2)
     ax.spines[:].set_visible(False)
@@ -93,20 +95,16 @@ def draw(run: Path, path: Path) -> None:
     :param path: where the PNG goes
     """
     data = read_evaluations(run)
-    seconds = data["config"]["env"]["chunk_length"] / 20.0  # LIBERO's control frequency
     films = data["videos"]
+    state = (films["task_id"], films["init_index"])
+    minutes = f"same initial state, {data['training']['minutes']:.0f} minutes of practice"
     fig = plt.figure(figsize=(11, 4.4), layout="constrained")
     grid = fig.add_gridspec(2, 2, width_ratios=(FRAMES / 2, 1.35))
-    outcome = {True: "success", False: "failure"}
-    draw_strip(
-        fig.add_subplot(grid[0, 0]), run / "before.mp4",
-        f"frozen VLA: {outcome[films['before_success']]}", seconds,
-    )  # fmt: skip
-    draw_strip(
-        fig.add_subplot(grid[1, 0]), run / "after.mp4",
-        f"RLT, same initial state, {data['training']['minutes']:.0f} minutes of practice: "
-        f"{outcome[films['after_success']]}", seconds,
-    )  # fmt: skip
+    for line, (film, key, name) in enumerate((("before", "vla", "frozen VLA"), ("after", "rlt", f"RLT, {minutes}"))):
+        played = next(row for row in data[key]["rows"] if (row["task_id"], row["init_index"]) == state)
+        title = f"{name}: {'success' if played['success'] else 'failure'}"
+        seconds = played["steps"] / CONTROL_FREQUENCY
+        draw_strip(fig.add_subplot(grid[line, 0]), run / f"{film}.mp4", title, seconds)
     draw_curve(fig.add_subplot(grid[:, 1]), data)
     fig.savefig(path, dpi=110)
     plt.close(fig)
