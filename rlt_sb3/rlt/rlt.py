@@ -13,13 +13,14 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
+from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.td3.td3 import TD3
 
 from rlt_sb3.common.chunk_off_policy import ChunkOffPolicyAlgorithm
 from rlt_sb3.common.noise import unit_from_spread
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.replay.storage import ChunkBatch
+from rlt_sb3.common.schedules import ChunkSchedule
 from rlt_sb3.common.torch_utils import AntiWindupClamp, polyak, times_per_dimension
 from rlt_sb3.common.vec_env import metadata_of
 from rlt_sb3.rlt.features import RLTFeatures, proprio_layout
@@ -28,8 +29,8 @@ from rlt_sb3.rlt.settings import check_values
 
 #: Size up to which the observations of several batches are read together; larger arrays cost page faults each time
 NUMBERS_AT_ONCE = 2**19
-#: Default pull: strong while the critics know little, a twelfth of it once 3,000 of 7,200 chunks are collected
-PULL = LinearSchedule(60.0, 5.0, 0.4167)
+#: Default pull: strong while the critics know little
+PULL = ChunkSchedule(60.0, 5.0, chunks=3000)
 
 SelfRLT = TypeVar("SelfRLT", bound="RLT")
 
@@ -76,7 +77,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         noise shakes free a policy that stands still, and the critics would not notice that it stands still
     :param target_noise_clip: its limit
     :param bc_coef: weight of the *mean* squared distance, over the C*d numbers, to the VLA's chunk (in units of
-        ``action_scale``); a number or a schedule (of the progress remaining, which falls from 1 to 0)
+        ``action_scale``): a number, a :class:`~rlt_sb3.common.schedules.ChunkSchedule` (of the chunks collected), or
+        one of SB3's schedules (of the progress remaining, which falls from 1 to 0)
     :param bc_failure_weight: the pull is multiplied by this in rows whose episode has not ended in success: 1 for all
         rows alike, 0 for successful episodes only. Episodes still running, and those cut off, are no successes yet.
     :param reference_dropout: probability, per sample of an actor update, that the actor sees zeros for the whole
@@ -134,7 +136,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         policy_delay: int = 2,
         target_policy_noise: float = 0.0,
         target_noise_clip: float = 0.2,
-        bc_coef: float | Schedule = PULL,
+        bc_coef: float | Schedule | ChunkSchedule = PULL,
         bc_failure_weight: float = 1.0,
         reference_dropout: float = 0.5,
         exploration_std: float | list[float] = 0.05,
@@ -242,7 +244,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         assert isinstance(self.replay_buffer, ChunkReplayBuffer)
         references = self.replay_buffer.references()
         if len(references) == 0:  # before the first row, no more is known of the VLA than its present chunks
-            references = np.zeros((1, 1, 1)) if self._last_obs is None else np.asarray(self._last_obs["vla_ref"])  # type: ignore[call-overload]
+            assert self._last_obs is None or isinstance(self._last_obs, dict)
+            references = np.zeros((1, 1, 1)) if self._last_obs is None else self._last_obs["vla_ref"]
         return unit_from_spread(references)
 
     def _measure_unit(self) -> None:
@@ -386,7 +389,10 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         if follow_q and self.bc_failure_weight < 1.0:
             # not divided by the sum of the weights: in each row the pull has to hold its own against Q
             pull = (squared * (batch.successful + self.bc_failure_weight * (1.0 - batch.successful))).mean()
-        bc_coef = FloatSchedule(self.bc_coef)(self._current_progress_remaining)
+        if isinstance(self.bc_coef, ChunkSchedule):
+            bc_coef = self.bc_coef(self.num_timesteps)
+        else:
+            bc_coef = FloatSchedule(self.bc_coef)(self._current_progress_remaining)
         loss = bc_coef * pull
         actor_q = th.zeros((), device=self.device)
         if follow_q:

@@ -208,7 +208,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
             self.set_offline(other.offline)
 
     def references(self) -> np.ndarray:
-        """:return: the VLA's chunks, (rows, C, d), in the rows that were collected; in offline ones where that is none"""
+        """:return: the VLA's chunks in the rows that were collected, (rows, C, d); in offline rows if that is none"""
         rows = np.flatnonzero(self.storage.is_row(np.arange(self.storage.size)))
         collected = rows[rows >= self.storage.kept]
         return self.storage.obs["vla_ref"][collected if len(collected) else rows]

@@ -1,4 +1,4 @@
-"""The defaults are the recipe behind the results, the unit of action comes from the VLA, the paper's recipe is a preset."""
+"""The defaults are the recipe behind the results; the unit of action comes from the VLA; the paper's own preset."""
 
 import inspect
 
@@ -51,9 +51,8 @@ def test_what_one_types_is_the_recipe():
     networks = {name: p.default for name, p in inspect.signature(RLTPolicy).parameters.items()}
     rows = {name: p.default for name, p in inspect.signature(ChunkReplayBuffer).parameters.items()}
     pull = defaults["bc_coef"]
-    left = np.linspace(1.0, 0.0, 241)  # 7,200 chunks in steps of 30
-    expected = [max(60 - 55 * (1 - r) / 0.4167, 5.0) for r in left]
-    assert [pull(r) for r in left] == pytest.approx(expected, rel=1e-9)
+    expected = [max(60 - 55 * chunks / 3000, 5.0) for chunks in range(0, 7200, 30)]
+    assert [pull(chunks) for chunks in range(0, 7200, 30)] == pytest.approx(expected, rel=1e-9)
     assert defaults["action_scale"] == "auto" and defaults["gate"] is True
     recipe = dict(
         exploration_std=0.05, reference_dropout=0.5, target_policy_noise=0.0, learning_starts=500, utd=2.0, n_steps=3,
