@@ -49,7 +49,7 @@ def run(tmp_path_factory):
         patch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
         evaluation = EvalSettings(n_states=4, selection_states=4, selection_every=40, videos=False)
         config = small(tmp_path_factory.mktemp("run"), total_chunks=100, evaluation=evaluation, video_every=3)
-        config.settings.update({"gate": {"share": 0.5, "window": 20}, "utd": 1.5})
+        config.settings.update({"gate": {"share": 0.5, "window": 5}, "utd": 1.5})
         folder = train(config).run
     # clean shutdown: no thread, no process is left
     assert (threading.active_count(), len(psutil.Process().children(recursive=True))) == before
@@ -92,6 +92,12 @@ def test_numbers(run):
     distances = metrics["rollout/vla_distance_sign"]
     first, *_, newest = np.flatnonzero(~np.isnan(distances))
     assert metrics["time/chunks"][first] < 20 and distances[first] == 0.0 and distances[newest] > 0
+
+
+def test_the_rate_of_trials_is_that_of_a_full_window(run):
+    rates = read_metrics(run)["rollout/trial_success_rate"]
+    rates = rates[~np.isnan(rates)]
+    assert len(rates) > 5 and np.isin(rates, np.arange(6) / 5).all()
 
 
 def test_updates_follow_the_rows(run):
