@@ -82,8 +82,8 @@ class EvalSettings:
     """
 
     n_states: int = 50
-    selection_states: int = 24
-    selection_every: int = 1000
+    selection_states: int = 48
+    selection_every: int = 1200
     videos: bool = True
     record_states: int = 6
     num_envs: int | None = None
@@ -126,7 +126,7 @@ class TrainConfig:
     algorithm: str = "rlt"
     algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)
     evaluation: EvalSettings = field(default_factory=EvalSettings)
-    total_chunks: int = 4000
+    total_chunks: int = 7200
     total_control_steps: int | None = None
     max_minutes: float | None = None
     save_every: int | None = None

@@ -68,7 +68,7 @@ BAD = [
     (policy(n_critic=3), "RLT has no setting policy_kwargs.n_critic; there is .*n_critics"),
     (dict(replay_buffer_kwargs=dict(ratio=1)), "RLT has no setting replay_buffer_kwargs.ratio; .*offline_ratio"),
     (dict(gate=dict(trials=3)), "RLT has no setting gate.trials; there is share, window"),
-    (dict(gate=0.5), "gate must be a dict with some of share, window, got 0.5"),
+    (dict(gate=0.5), "gate must be True, False or a dict with some of share, window.*, got 0.5"),
     (dict(replay_buffer_class=DictReplayBuffer), "ChunkReplayBuffer"),
     (dict(policy_kwargs=dict(features_extractor_kwargs=dict(proprio_norm="minmax"))), "proprio_norm"),
     (dict(policy_kwargs=dict(features_extractor_kwargs=dict(proprio_norm=([0.0], [1.0])))), "proprio_norm"),
