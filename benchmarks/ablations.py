@@ -80,7 +80,11 @@ def train(out: Path, variant: str, seed: int) -> Path:
 
 
 def trials(run: Path) -> list[float] | None:
-    """:return: share of the last 16 noise-free training episodes that succeeded: the lowest, and the one at the end"""
+    """
+    :param run: folder of a run
+    :return: share of the last 16 noise-free training episodes that succeeded, from the first 16 on: the lowest, and
+        the one at the end; None without a gate
+    """
     rates = read_metrics(run).get("rollout/trial_success_rate", np.array([]))
     rates = rates[~np.isnan(rates)]
     return [float(rates.min()), float(rates[-1])] if len(rates) else None

@@ -35,15 +35,41 @@ NOISE = 0.1
 #: control steps of the VLA alone at the beginning
 WARM_UP = 1_600
 
+#: Every setting that changes what is learned is written out: the results stay valid when RLT's defaults change.
 SETTINGS: dict[str, Any] = dict(
-    critic_warmup_updates=300,
-    bc_coef=1.0,
     learning_rate=LinearSchedule(1e-3, 1e-4, 1.0),
-    exploration_std=0.0,
+    buffer_size=50_000,
     batch_size=128,
     tau=0.002,
+    gamma=0.99,
+    train_freq=1,
     utd=2.0,
-    policy_kwargs={"net_arch": [64, 64]},
+    n_steps=3,
+    policy_delay=2,
+    target_policy_noise=0.1,
+    target_noise_clip=0.2,
+    bc_coef=1.0,
+    bc_failure_weight=1.0,
+    reference_dropout=0.5,
+    exploration_std=0.0,
+    action_scale=1.0,
+    critic_warmup_updates=300,
+    q_bounds=(0.0, 1.0),
+    gate=None,
+    replay_buffer_kwargs={"handle_timeout_termination": True},
+    policy_kwargs={
+        "net_arch": [64, 64],
+        "n_critics": 5,
+        "n_target_critics": None,
+        "critic_precision": "float32",
+        "layer_norm": True,
+        "actor_mode": "residual",
+        "actor_q": "mean",
+        "actor_tau": None,
+        "token_input": True,
+        "reference_input": True,
+        "act_with": "target",
+    },
     device="cpu",
 )
 

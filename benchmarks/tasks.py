@@ -5,8 +5,10 @@ The results page: finished runs of several tasks and seeds as one JSON file, one
     python benchmarks/tasks.py runs/libero_goal_6 runs/libero_goal_6-2 runs/libero_spatial_8
 
 Reads `evaluations.json` of each run; writes `benchmarks/results/tasks.json` and `docs/images/results.png` and prints
-the table. The figure shows, per task, the share of the selection states that the model solves during training: the
-mean over the runs, a band from the worst to the best of them, and the frozen VLA with Wilson's 95 % interval.
+the table. The figure shows, per task, the share of the selection states that `predict()` solves during training: the
+mean over the runs, a band from the worst to the best of them, and the frozen VLA with Wilson's 95 % interval. Open
+circles are points at which no run had deployed an actor, so that the number is the VLA's. Where all runs have
+evaluated the practicing actor, its worst run is drawn as well. `--draw` only draws what the JSON file has.
 """
 
 import argparse
@@ -60,6 +62,7 @@ def summary(run: Path) -> dict[str, Any]:
             "vla_wilson_95": data["vla_selection"]["wilson_95"],
             "chunks": [point["chunks"] for point in data["selection"]],
             "successes": [point["evaluation"]["successes"] for point in data["selection"]],
+            "practicing": [(point.get("candidate") or {}).get("successes") for point in data["selection"]],
         },
     }
 
@@ -75,16 +78,25 @@ def steps(run: dict[str, Any]) -> str:
     return " -> ".join(f"{mean:.0f}" for mean in run["steps_where_both_succeed"] or []) or "-"
 
 
+def lowest(run: dict[str, Any]) -> str:
+    """:return: the practicing actor's worst selection evaluation, with the VLA's number"""
+    found = [k for k in run["selection"].get("practicing", []) if k is not None]
+    n = run["selection"]["n"]
+    return f"{min(found)}/{n} ({run['selection']['vla']}/{n})" if found else "not measured"
+
+
 def table(runs: list[dict[str, Any]]) -> str:
     """:return: Markdown, one row per run"""
     lines = [
-        "| task | seed | frozen VLA | RLT | fixed / broken | McNemar p | steps where both succeed | minutes |",
-        "|---|---|---|---|---|---|---|---|",
+        "| task | seed | frozen VLA | RLT | fixed / broken | McNemar p | steps where both succeed | "
+        "lowest practicing actor (VLA) | minutes |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for run in runs:
         lines.append(
             f"| {run['task']} | {run['seed']} | {rate(run['vla'])} | {rate(run['rlt'])} | "
-            f"{run['fixed']} / {run['broken']} | {run['p_value']:.0e} | {steps(run)} | {run['minutes']:.0f} |"
+            f"{run['fixed']} / {run['broken']} | {run['p_value']:.0e} | {steps(run)} | "
+            f"{lowest(run)} | {run['minutes']:.0f} |"
         )
     return "\n".join(lines)
 
@@ -108,7 +120,17 @@ def figure(runs: list[dict[str, Any]], path: Path) -> None:
         ax.axhspan(*curves[0]["vla_wilson_95"], color="0.9", label="frozen VLA, 95 % interval")
         ax.axhline(curves[0]["vla"] / curves[0]["n"], color="0.5", linestyle="--")
         ax.fill_between(chunks, rates.min(0), rates.max(0), color="tab:blue", alpha=0.2)
-        ax.plot(chunks, rates.mean(0), color="tab:blue", marker="o", label=f"RLT, {len(curves)} run(s)")
+        ax.plot(chunks, rates.mean(0), color="tab:blue", marker="o", label=f"predict(), {len(curves)} run(s)")
+        by_vla = [at for at in chunks if all(curve[at] == curves[0]["vla"] for curve in solved)]
+        ax.plot(
+            by_vla, [curves[0]["vla"] / curves[0]["n"]] * len(by_vla), color="tab:blue", marker="o", linestyle="none",
+            markerfacecolor="white", zorder=3, label="the VLA's own chunks",
+        )  # fmt: skip
+        learners = [dict(zip(c["chunks"], c.get("practicing") or [None], strict=False)) for c in curves]
+        lowest = {at: [curve.get(at) for curve in learners] for at in chunks[1:]}
+        if all(None not in found for found in lowest.values()):
+            worst = [min(found) / curves[0]["n"] for found in lowest.values()]
+            ax.plot(chunks[1:], worst, color="tab:red", marker="x", linestyle=":", label="practicing actor, worst run")
         ax.set(title=task, xlabel="action chunks of practice", ylim=(0, 1.02))
         ax.legend(loc="lower right", fontsize=7)
     for ax in axes[:, 0]:
@@ -119,12 +141,15 @@ def figure(runs: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
+    parser.add_argument("runs", nargs="*", type=Path, help="folders of finished runs")
+    parser.add_argument("--draw", action="store_true", help="only table and figure of the JSON file")
     parser.add_argument("--add", action="store_true", help="keep the other tasks and seeds that the JSON file has")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "tasks.json")
     parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "images" / "results.png")
     args = parser.parse_args()
-    rows = (json.loads(args.json.read_text()) if args.add else []) + [summary(run) for run in args.runs]
+    if not args.runs and not args.draw:
+        parser.error("name the folders of finished runs, or pass --draw")
+    rows = (json.loads(args.json.read_text()) if args.add or args.draw else []) + [summary(run) for run in args.runs]
     by_run = {(row["task"], row["seed"]): row for row in rows}
     runs = [by_run[key] for key in sorted(by_run)]
     args.json.write_text(json.dumps(runs, indent=1) + "\n")

@@ -5,15 +5,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
     from rlt_sb3.common.vec_env import GymnasiumVecEnv
+    from rlt_sb3.evaluation.compare import compare
+    from rlt_sb3.evaluation.evaluate import evaluate
     from rlt_sb3.rlt import RLT, RLTPolicy
 
-__all__ = ["RLT", "ChunkReplayBuffer", "GymnasiumVecEnv", "RLTPolicy"]
+__all__ = ["RLT", "ChunkReplayBuffer", "GymnasiumVecEnv", "RLTPolicy", "compare", "evaluate"]
 
 _MODULES = {
     "ChunkReplayBuffer": "rlt_sb3.common.replay.buffer",
     "GymnasiumVecEnv": "rlt_sb3.common.vec_env",
     "RLT": "rlt_sb3.rlt",
     "RLTPolicy": "rlt_sb3.rlt",
+    "compare": "rlt_sb3.evaluation.compare",
+    "evaluate": "rlt_sb3.evaluation.evaluate",
 }
 
 

@@ -1,10 +1,11 @@
-"""Every example, every shipped configuration and the README's Python blocks run, with small arguments."""
+"""Every example, every shipped configuration and every Python block of README and docs run, with small arguments."""
 
 import importlib.util
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -125,8 +126,102 @@ def test_readme_python_blocks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for block in blocks:
         # Few chunks: the test is that every line runs.
-        short = block.replace("total_timesteps=4000", "total_timesteps=4")
-        assert short != block
+        short, count = re.subn(r"\b(total_timesteps|n_states)=\d+", r"\1=2", block)
+        assert count == 3
         done = subprocess.run([sys.executable, "-c", short], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "rlt.zip").stat().st_size > 0
+        printed = r"frozen VLA [0-2]/2 \(.* CI .*\nRLT        [0-2]/2 \(.* CI .*\nComparison\(fixed=.*p_value=.*\n"
+        assert re.search(printed, done.stdout), done.stdout
+
+
+# ---------------------------------------------------------------- Python blocks of the documentation
+
+#: A comment right before a block: "setup:" and code that the page leaves out, or "not run:" and the reason.
+COMMENT = r"<!-- (?P<kind>setup|not run):(?P<text>(?:(?!-->).)*)-->\s*"
+BLOCK = re.compile(
+    rf"(?:{COMMENT})?^(?P<indent> *)```[ \t]*(?:python|py|\{{code-block\}} python)\b[^\n]*\n(?P<code>.*?)^ *```",
+    re.S | re.M,
+)
+#: What makes a block short, and runnable on this machine; what it prints is not looked at.
+SHORTER = [
+    (r"\b(total_timesteps|total_chunks|n_states|n_eval_episodes)=[\d_]+", r"\1=4"),
+    (r'worker_python="[^"]*"', f'worker_python="{sys.executable}"'),
+]
+#: Pages whose blocks start simulators.
+SIMULATED = re.compile(r"LIBERO-v0|LiberoSimulator|make_vec")
+
+
+def blocks_of(text):
+    """
+    :param text: of a page
+    :return: the code that runs: its blocks in this order, each with its setup, and the number of those that do not run
+    """
+    code, skipped = [], 0
+    for block in BLOCK.finditer(text):
+        if block["kind"] == "not run":
+            assert block["text"].strip(), "say why it is not run"
+            skipped += 1
+            continue
+        lines = [line.removeprefix(block["indent"]) for line in block["code"].splitlines(keepends=True)]
+        code.append(textwrap.dedent(block["text"] or "").strip() + "\n" + "".join(lines))
+    return code, skipped
+
+
+def shortened(code):
+    """:return: the code with small numbers"""
+    for pattern, short in SHORTER:
+        code = re.sub(pattern, short, code)
+    return code
+
+
+PAGES = {
+    str(path.relative_to(ROOT)): blocks_of(path.read_text())
+    for path in [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+}
+RUN = [
+    pytest.param(page, code, marks=[pytest.mark.sim] if SIMULATED.search("".join(code)) else [], id=page)
+    for page, (code, _) in PAGES.items()
+    if code
+]
+
+
+@pytest.mark.parametrize("page, code", RUN)
+def test_python_blocks_of_a_page(page, code, tmp_path):
+    """One after the other, in one process, as a reader types them: later ones may use what earlier ones made."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "helpers"), "OMP_NUM_THREADS": "1"}
+    for number, block in enumerate(code):
+        (tmp_path / f"block_{number}.py").write_text(shortened(block))
+    program = "import runpy\nnames = {}\n" + "".join(
+        f"names |= runpy.run_path('block_{number}.py', names)\n" for number in range(len(code))
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=600
+    )
+    assert done.returncode == 0, f"{page}:\n{done.stderr}"
+
+
+def test_all_python_blocks_are_found():
+    """A fence that the pattern does not know would be a block that nobody runs."""
+    fence = r"^ *(?:```|~~~|:::)[ \t{]*(?:code-block\W+)?(?:python|py|pycon|python3|ipython)\b"
+    for page, (code, skipped) in PAGES.items():
+        assert len(re.findall(fence, (ROOT / page).read_text(), flags=re.M)) == len(code) + skipped, page
+    text = """
+<!-- not run: needs a robot -->
+```python
+1 / 0
+```
+- an entry
+
+  <!-- setup:
+  x = 4
+  -->
+  ```python
+  f(n_states=50, x=x)
+  ```
+```
+python -m nothing
+```
+"""
+    assert blocks_of(text) == (["x = 4\nf(n_states=50, x=x)\n"], 1)
+    assert shortened("f(n_states=50, total_timesteps=7_200, seed=50)") == "f(n_states=4, total_timesteps=4, seed=50)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,7 @@ class Played:
     :param success: Whether the task is solved, which ends chunk and episode.
     :param inner: Observations at those of the control steps s, 2s, ... < C that lie before step k, in order.
     :param said: What the hooks said about the chunk, see :meth:`rlt_gym.workers.hooks.WorkerHooks.end_chunk`.
+    :param frames: If the environment is filmed, the frames after control steps 1 to k - 1.
     """
 
     observation: Observation
@@ -54,6 +55,7 @@ class Played:
     success: bool
     inner: Sequence[Observation] = ()
     said: dict[str, Any] = field(default_factory=dict)
+    frames: Sequence[np.ndarray] = ()
 
 
 class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
@@ -71,6 +73,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
     ``episode_steps``; ``noise_seed``, the seed for a policy's noise in this episode
     (:meth:`~rlt_gym.core.episodes.EpisodeSequence.noise_seed`); ``instruction``; ``task_id``; ``init_index``;
     ``worker_restarted``; ``worker_restarts``. With a ``render_mode``, ``final_info`` also has ``final_frame``.
+    ``inner_frames``, of environments that :meth:`film` names, lists the frames after control steps 1 to k - 1 of the
+    chunk.
 
     With ``obs_stride=s`` the infos of :meth:`step` also have ``inner_obs``, a dict of arrays (num_envs, n, ...) with
     the observations at control steps s, 2s, ... < C inside the chunk that was just played (n of them, zeros from the
@@ -187,6 +191,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         self._asked = np.zeros((self.num_envs, self.chunk_length, robot.action_size), dtype=np.float32)
         self._observations: list[Observation] = [{} for _ in range(self.num_envs)]
         self._dones = np.zeros(self.num_envs, dtype=bool)
+        #: Environments that are drawn at every control step, see :meth:`film`.
+        self._filmed: frozenset[int] = frozenset()
         #: How often the simulator of each env was replaced.
         self._restarts = np.zeros(self.num_envs, dtype=np.int64)
 
@@ -405,7 +411,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
 
     def _info(self, env: int, played: Played | None = None, restarted: bool = False) -> dict[str, Any]:
         task = self.task(env)
-        return chunk_info(
+        film = {"inner_frames": list(played.frames)} if played is not None and env in self._filmed else {}
+        return film | chunk_info(
             (self.chunk_length, self.robot.action_size),
             self._episode(env),
             task.task_id,
@@ -421,6 +428,17 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
 
     def _batch(self) -> Observation:
         return {key: np.stack([obs[key] for obs in self._observations]) for key in self._observations[0]}
+
+    def film(self, envs: Iterable[int] = ()) -> None:
+        """
+        Also draw environments inside the chunks to come, after each control step: ``inner_frames`` in their infos.
+
+        :param envs: Indices of the environments; none by default. Only they pay for it.
+        :raises ValueError: There is no ``render_mode``.
+        """
+        self._filmed = frozenset(int(env) for env in envs)
+        if self._filmed and self.render_mode is None:
+            raise ValueError("film needs an environment with render_mode='rgb_array', got None")
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """

@@ -79,8 +79,11 @@ class InProcessVectorEnv(ChunkVectorEnv):
         choose = self._worker_hooks[env].begin_chunk()
         rewards: list[float] = []
         inner: list[Observation] = []
+        frames: list[np.ndarray] = []
         success = False
         for action in chunk:
+            if rewards and env in self._filmed:
+                frames.append(self._frame(env))
             reward, success = self._control_step(env, action if choose is None else choose(action))
             rewards.append(reward)
             self._steps[env] += 1
@@ -89,7 +92,7 @@ class InProcessVectorEnv(ChunkVectorEnv):
             if len(rewards) in self._inner_steps and len(rewards) < len(chunk):
                 inner.append(self._observe(env))
         said = self._worker_hooks[env].end_chunk()
-        return Played(self._observe(env), np.array(rewards, dtype=np.float32), bool(success), inner, said)
+        return Played(self._observe(env), np.array(rewards, dtype=np.float32), bool(success), inner, said, frames)
 
     def _draw(self, envs: Sequence[int]) -> dict[int, np.ndarray]:
         return {env: self._frame(env) for env in envs}

@@ -219,7 +219,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
 
     def _play(self, chunks: dict[int, np.ndarray]) -> dict[int, Played]:
         questions = {
-            env: ("step", {"actions": chunk, "observe_at": self._inner_steps})
+            env: ("step", {"actions": chunk, "observe_at": self._inner_steps, "film": env in self._filmed})
             for env, chunk in chunks.items()
             if env not in self._lost
         }
@@ -229,10 +229,10 @@ class LiberoVectorEnv(ChunkVectorEnv):
 
     def _played(self, env: int, answer: tuple[Any, ...]) -> Played:
         """Read a worker's answer to a chunk, and the pictures that it left in shared memory."""
-        rest, step_rewards, success, inner, said = answer
+        rest, step_rewards, success, inner, said, frames = answer
         pictures = self._pool.clients[env].pictures
         observations = [pictures.take(inner_rest, slot) for slot, inner_rest in enumerate(inner, start=1)]
-        return Played(pictures.take(rest, 0), step_rewards, success, observations, said)
+        return Played(pictures.take(rest, 0), step_rewards, success, observations, said, frames)
 
     def _draw(self, envs: Sequence[int]) -> dict[int, np.ndarray]:
         """Frames of upright 256 pixels; an env that cannot draw one any more loses its episode in the next step."""

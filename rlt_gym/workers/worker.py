@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from rlt_gym.workers.backend import Simulator, WorkerSettings, load_backend
+from rlt_gym.workers.backend import Choose, Simulator, WorkerSettings, load_backend
 from rlt_gym.workers.channel import Channel
 from rlt_gym.workers.hooks import WorkerHooks
 from rlt_gym.workers.shared_memory import SharedPictures
@@ -96,20 +96,42 @@ class Worker:
         return self._pictures.put(observation, 0), said
 
     def step(
-        self, actions: np.ndarray, observe_at: tuple[int, ...] = ()
-    ) -> tuple[dict[str, np.ndarray], np.ndarray, bool, list[dict[str, np.ndarray]], dict[str, Any]]:
+        self, actions: np.ndarray, observe_at: tuple[int, ...] = (), film: bool = False
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, bool, list[dict[str, np.ndarray]], dict[str, Any], list[np.ndarray]]:
         """
         Play a chunk until success. The last pictures are left in slot 0, those inside the chunk in slots 1, 2, ...
 
         :param actions: float (k, A), already cut at the horizon.
         :param observe_at: Control steps (from 1) inside the chunk after which to observe as well.
+        :param film: Whether to draw a frame between control steps.
         :return: The rest of the last observation, rewards of the executed steps, success, the rests of the inner
-            observations, and what the hooks say.
+            observations, what the hooks say, and the frames after each executed control step but the last.
         """
-        result = self._current.step_chunk(actions, observe_at=observe_at, choose=self._hooks.begin_chunk())
+        frames: list[np.ndarray] = []
+        choose = self._hooks.begin_chunk()
+        if film:
+            choose = self._filming(choose, frames)
+        result = self._current.step_chunk(actions, observe_at=observe_at, choose=choose)
         said = self._hooks.end_chunk()
         inner = [self._pictures.put(observation, slot) for slot, observation in enumerate(result.inner, start=1)]
-        return self._pictures.put(result.observation, 0), result.step_rewards, result.success, inner, said
+        return self._pictures.put(result.observation, 0), result.step_rewards, result.success, inner, said, frames
+
+    def _filming(self, choose: Choose | None, frames: list[np.ndarray]) -> Choose:
+        """
+        :param choose: Decides about each control step; ``None``: the chunk does.
+        :param frames: Gets a frame before each control step but the first.
+        :return: To be asked instead of ``choose``.
+        """
+        begun = False
+
+        def draw_and_choose(action: np.ndarray) -> np.ndarray:
+            nonlocal begun
+            if begun:
+                frames.append(np.array(self._current.frame(len(self._pictures.frame))))
+            begun = True
+            return action if choose is None else choose(action)
+
+        return draw_and_choose
 
     def render(self) -> None:
         """Leave an upright picture of the scene in the frame's slot."""

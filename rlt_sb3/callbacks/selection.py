@@ -26,10 +26,10 @@ class SelectionPoint:
     :param chunks: transitions so far
     :param control_steps: control steps of training so far
     :param minutes: minutes of training so far
-    :param evaluation: the outcome of what ``predict`` hands out. Where that is still the VLA's own chunks, it is the
-        VLA's evaluation, and nobody has played it again
-    :param candidate: the outcome of the actor that practises, where it has played instead; None: ``evaluation`` is its
-        own, or that of the actor deployed before
+    :param evaluation: the outcome of what ``predict`` plays: the deployed actor. Until one is deployed, these are the
+        VLA's own chunks: the entry is then a copy of the VLA's evaluation, which is not played again
+    :param candidate: the outcome of the practicing actor, the one that learns. None: the model has no gate, so
+        ``predict`` plays the practicing actor, and ``evaluation`` is its outcome
     """
 
     chunks: int
@@ -62,16 +62,17 @@ class SelectionCallback(StatefulCallback):
     :class:`~rlt_sb3.callbacks.checkpoint.RunCheckpointCallback` calls :meth:`run` between two rollouts when
     :attr:`due`. Its state holds the evaluations; the best model itself is the file ``best_path``.
 
-    A model with a deployment gate (RLT's ``gate``) that still plays the VLA's own chunks need not play them again. The
-    actor that practises plays instead, and is deployed if it beats the VLA beyond chance here: the lower end of
-    Wilson's 95 % interval is above the VLA's rate.
+    A model with a deployment gate (RLT's ``gate``) has a deployed and a practicing actor. Both are evaluated where they
+    differ: what the practicing actor is worth shows what training does before the gate lets it through. While the model
+    still plays the VLA's own chunks, these are not played again; the practicing actor plays alone, and is deployed if
+    it passes the gate's test (:meth:`~rlt_sb3.common.policy_gate.PolicyGate.audition`).
 
     :param evaluate: ``model -> Evaluation`` on the selection states
     :param every: chunks between two evaluations
     :param baseline: the frozen VLA on the same states
     :param budget: tells control steps and minutes of training
     :param best_path: where the best model is saved
-    :param on_point: called after each evaluation
+    :param on_point: called after each evaluation, with the films of its episodes
     :param guard: "warn" leaves a policy below the VLA alone (``on_point`` tells), "restore" puts the best networks back
     :param separate_eval_envs: evaluations use other simulators than training, so they leave training and its running
         averages for the log unchanged
@@ -124,9 +125,9 @@ class SelectionCallback(StatefulCallback):
             result, candidate = self._play()
             budget = self.budget
             point = SelectionPoint(self.model.num_timesteps, budget.control_steps, budget.minutes, result, candidate)
-            self.points.append(point)
+            self.points.append(without_frames(point))  # films of all points would fill the memory
             if self.best is None or _order(result) >= _order(self.best):
-                self.keep(result)
+                self.keep(replace(result, frames={}))
             self._log(result)
         if self.guard == "restore" and self.below_vla(result):
             self.restore()
@@ -155,14 +156,21 @@ class SelectionCallback(StatefulCallback):
         self.logger.dump(self.model.num_timesteps)
 
     def _play(self) -> tuple[Evaluation, Evaluation | None]:
-        """:return: outcome of what is handed out; that of the actor that practises, if it has played"""
+        """:return: outcome of what ``predict`` plays; of the practicing actor, None without a gate"""
         gate = getattr(self.model, "gate", None)
         policy: Any = self.model.policy
-        if gate is None or not gate.plays_vla(policy):
+        if gate is None:
             return self.evaluate(self.model), None
-        result, deployed = gate.audition(policy, lambda: self.evaluate(self.model), self.baseline.rate)
-        self.logger.record("selection/candidate_success_rate", result.rate)
-        return (result if deployed else replace(self.baseline, policy=result.policy)), result
+        if gate.plays_vla(policy):
+            practicing, deployed = gate.audition(policy, lambda: self.evaluate(self.model), self.baseline.rate)
+            result = practicing if deployed else replace(self.baseline, policy=practicing.policy, frames={})
+        else:
+            result = practicing = self.evaluate(self.model)
+            with practicing_actor_deployed(policy) as differs:
+                if differs:
+                    practicing = self.evaluate(self.model)
+        self.logger.record("selection/candidate_success_rate", practicing.rate)
+        return result, practicing
 
     def restore(self) -> None:
         """
@@ -205,6 +213,32 @@ class SelectionCallback(StatefulCallback):
         self.points = [SelectionPoint.from_dict(point) for point in state["points"]]
         self.best = None if state["best"] is None else Evaluation.from_dict(state["best"])
         self.best_chunks = state["best_chunks"]
+
+
+@contextmanager
+def practicing_actor_deployed(policy: Any) -> Iterator[bool]:
+    """
+    ``predict`` plays the practicing actor meanwhile; what was deployed comes back.
+
+    :param policy: a :class:`~rlt_sb3.common.policy_gate.GatedPolicy`
+    :return: whether the two actors differ
+    """
+    deployed = {name: value.clone() for name, value in policy.actor_deployed.state_dict().items()}
+    practicing = policy.training_actor.state_dict()
+    policy.deploy(practicing)
+    try:
+        yield any(not value.equal(deployed[name]) for name, value in practicing.items())
+    finally:
+        policy.deploy(deployed)
+
+
+def without_frames(point: SelectionPoint) -> SelectionPoint:
+    """
+    :param point: its evaluations may hold films
+    :return: the same without them
+    """
+    candidate = point.candidate and replace(point.candidate, frames={})
+    return replace(point, evaluation=replace(point.evaluation, frames={}), candidate=candidate)
 
 
 @contextmanager

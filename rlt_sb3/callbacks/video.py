@@ -9,16 +9,19 @@ import numpy as np
 
 from rlt_sb3.callbacks.base import StatefulCallback
 from rlt_sb3.common.chunk_outcome import outcomes_of
-from rlt_sb3.common.films import write_video
+from rlt_sb3.common.films import real_time, write_video
+from rlt_sb3.common.vec_env import metadata_of
 
 
 class VideoCallback(StatefulCallback):
     """
-    Films every n-th training episode: one picture before each chunk and one of the end, in
-    ``videos/train-<episode>-<success|failure>.mp4``.
+    Films every n-th training episode in ``videos/train-<episode>-<success|failure>.mp4``: the first picture and one
+    after every control step. An environment without ``film``
+    (:meth:`rlt_gym.core.chunk_vector_env.ChunkVectorEnv.film`) gives one picture before each chunk and one of the end.
 
-    Pictures are rendered only while a film is being taken. An episode that is cut off from outside (evaluation,
-    checkpoint, end of training) gives no film. Its state is the number of episodes begun.
+    Only environments whose episode is filmed draw inside their chunks, and none draws while no film is taken. An
+    episode that is cut off from outside (evaluation, checkpoint, end of training) gives no film. Its state is the
+    number of episodes begun.
 
     :param folder: where films go
     :param every: films the episodes 0, every, 2 * every, ...
@@ -31,11 +34,14 @@ class VideoCallback(StatefulCallback):
         self.episodes = 0
         self.films: dict[int, tuple[int, list[np.ndarray]]] = {}  # env -> (episode, pictures)
         self._fresh: np.ndarray | None = None
+        self._told: set[int] | None = None  # which environments were told to draw inside their chunks
+        self._every_step = False  # whether they do
 
     def restart(self) -> None:
         """All environments have been reset: running films end."""
         self.films.clear()
         self._fresh = None
+        self._told = None  # an evaluation may have told them otherwise
 
     def _on_rollout_start(self) -> None:
         # a vector step that begins episodes; with train_freq > 1 step, those inside a rollout are seen in _on_step
@@ -49,6 +55,16 @@ class VideoCallback(StatefulCallback):
             if self.episodes % self.every == 0:
                 self.films[index] = (self.episodes, [])
             self.episodes += 1
+        self._tell(set(self.films))
+
+    def _tell(self, envs: set[int]) -> None:
+        if envs == self._told:
+            return
+        self._told = envs
+        try:
+            self.training_env.env_method("film", sorted(envs))
+        except (AttributeError, NotImplementedError):  # another environment: a picture for each chunk
+            pass
 
     def _shoot(self) -> None:
         if not self.films:
@@ -61,6 +77,9 @@ class VideoCallback(StatefulCallback):
     def _on_step(self) -> bool:
         dones, infos = self.locals["dones"], self.locals["infos"]
         outcomes = outcomes_of(infos, self.locals["actions"], self.locals["rewards"])
+        for index, (_, frames) in self.films.items():
+            self._every_step |= "inner_frames" in infos[index]
+            frames += infos[index].get("inner_frames", [])
         for index in np.flatnonzero(dones).tolist():
             if index not in self.films:
                 continue
@@ -69,11 +88,15 @@ class VideoCallback(StatefulCallback):
                 frames.append(np.array(infos[index]["final_frame"], copy=True))
             if frames:
                 self.folder.mkdir(exist_ok=True)
+                fps = real_time(metadata_of(self.training_env), self._every_step)
                 end = "success" if outcomes[index].success else "failure"
-                write_video(self.folder / f"train-{episode:06d}-{end}.mp4", frames, hold=0)
+                write_video(self.folder / f"train-{episode:06d}-{end}.mp4", frames, fps, hold=0)
         self._begin(np.asarray(dones, dtype=bool))
         self._shoot()
         return True
+
+    def _on_training_end(self) -> None:
+        self._tell(set())
 
     def state_dict(self) -> dict[str, Any]:
         """

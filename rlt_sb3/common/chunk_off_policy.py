@@ -191,7 +191,8 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         if self._value_bias.gap is not None:
             self.logger.record("train/q_gap", self._value_bias.gap)
         if self.gate is not None and self.gate.recent:
-            self.logger.record("rollout/trial_success_rate", float(np.mean(self.gate.recent)))
+            if len(self.gate.recent) == self.gate.recent.maxlen:  # fewer trials are another number
+                self.logger.record("rollout/trial_success_rate", float(np.mean(self.gate.recent)))
             self.logger.record("rollout/candidates", self.gate.candidates)
             self.logger.record("rollout/approvals", self.gate.approvals)
         super().dump_logs()

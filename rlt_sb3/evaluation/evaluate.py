@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from rlt_sb3.common.errors import RunError
+from rlt_sb3.common.films import real_time
 from rlt_sb3.evaluation.results import Evaluation, StateResult
 
 PolicyFn = Callable[[dict[str, np.ndarray]], np.ndarray]
@@ -87,8 +88,9 @@ def evaluate(
     :param split: "eval" or "selection"
     :param name: name for tables; by default "vla" or "policy"
     :param on_episode: called after every counted episode (progress bars)
-    :param record_states: keep one picture per chunk of the pairs below this number, or in this range (the env needs
-        ``render_mode``)
+    :param record_states: film the pairs below this number, or in this range (the env needs ``render_mode``). A film has
+        the first picture and one after every control step. Of an env without ``film``
+        (:meth:`rlt_gym.core.chunk_vector_env.ChunkVectorEnv.film`) it has one before each chunk and one of the end
     :param shard: (k, n) plays only the pairs k, k + n, k + 2n, ... below ``n_states``
     :raises ValueError: for an unknown split or policy, ``n_states < 1`` or above what the split has, a shard without
         states, or an env in another autoreset mode
@@ -110,9 +112,10 @@ def evaluate(
     act = as_policy(policy)
     filmed = range(record_states) if isinstance(record_states, int) else record_states
     options: dict[str, Any] = {"init_states": split} | ({"shard": shard} if shard != (0, 1) else {})
-    rows, frames = _play(act, env, n_states, options, shard, on_episode, filmed)
+    rows, frames, every_step = _play(act, env, n_states, options, shard, on_episode, filmed)
     default_name = policy if isinstance(policy, str) else "policy"
-    return Evaluation(name or default_name, split, [rows[pair] for pair in sorted(rows)], frames)
+    fps = real_time(env.metadata, every_step)
+    return Evaluation(name or default_name, split, [rows[pair] for pair in sorted(rows)], frames, fps)
 
 
 def _play(
@@ -123,23 +126,25 @@ def _play(
     shard: tuple[int, int],
     on_episode: Callable[[StateResult], None] | None,
     filmed: range,
-) -> tuple[dict[int, StateResult], dict[int, list[np.ndarray]]]:
+) -> tuple[dict[int, StateResult], dict[int, list[np.ndarray]], bool]:
     """
     One pass over (a shard of) the sequence.
 
-    :return: outcomes and films by pair
+    :return: outcomes and films by pair, and whether the films have a picture for every control step
     """
     n_envs = env.num_envs
     share = [len(range(shard[0] + (n_envs - 1 - i) * shard[1], n_states, n_envs * shard[1])) for i in range(n_envs)]
     played = [0] * n_envs
     chunks = [0] * n_envs
     rows: dict[int, StateResult] = {}
-    frames: dict[int, list[np.ndarray]] = {}
+    films = _Films(env)
+    frames = films.frames
     obs, infos = env.reset(options=options)
     while any(played[i] < share[i] for i in range(n_envs)):
         pairs = [shard[0] + ((n_envs - 1 - i) + played[i] * n_envs) * shard[1] for i in range(n_envs)]
-        _record(env, frames, [pair if pair in filmed and pair < n_states else None for pair in pairs])
+        films.before_step([pair if pair in filmed and pair < n_states else None for pair in pairs])
         obs, _, terminations, truncations, infos = env.step(act(obs))
+        films.after_step(infos, terminations | truncations)
         for i in np.flatnonzero(terminations | truncations).tolist():
             final = infos["final_info"]
             if _per_env(final, "worker_restarted", i, False):  # a broken simulator; the env plays this pair again
@@ -170,16 +175,51 @@ def _play(
             chunks[i] = -1
         for i in range(n_envs):
             chunks[i] += 1
-    return rows, frames
+    films.before_step([])
+    return rows, frames, films.every_step
 
 
-def _record(env: gym.vector.VectorEnv, frames: dict[int, list[np.ndarray]], pairs: list[int | None]) -> None:
-    """Append each env's present picture to its pair's film; renders only if a pair is wanted."""
-    if all(pair is None for pair in pairs):
-        return
-    pictures = env.render()
-    if pictures is None:
-        return
-    for pair, picture in zip(pairs, pictures, strict=True):
-        if pair is not None:
-            frames.setdefault(pair, []).append(np.array(picture, copy=True))
+class _Films:
+    """
+    Pictures of some pairs' episodes; the others cost nothing.
+
+    :param env: the environment
+    """
+
+    def __init__(self, env: gym.vector.VectorEnv):
+        self.env = env
+        self.frames: dict[int, list[np.ndarray]] = {}
+        self.every_step = False  # whether the env also draws inside its chunks
+        self._film = getattr(env.unwrapped, "film", None)
+        self._pairs: dict[int, int] = {}  # env -> pair that it plays and that is filmed
+        if self._film is not None:
+            self._film(())  # whatever an interrupted evaluation has left
+
+    def before_step(self, pairs: list[int | None]) -> None:
+        """
+        Take each filmed env's present picture.
+
+        :param pairs: which pair each env plays; None: no film of it
+        """
+        wanted = {i: pair for i, pair in enumerate(pairs) if pair is not None}
+        pictures: Any = self.env.render() if wanted else None
+        if pictures is None:
+            wanted = {}
+        if self._film is not None and wanted.keys() != self._pairs.keys():
+            self._film(wanted)
+        self._pairs = wanted
+        for i, pair in wanted.items():
+            self.frames.setdefault(pair, []).append(np.array(pictures[i], copy=True))
+
+    def after_step(self, infos: dict[str, Any], dones: np.ndarray) -> None:
+        """
+        Take the pictures from inside the chunk.
+
+        :param infos: of the step
+        :param dones: (n_envs,), whose episodes have ended
+        """
+        for i, pair in self._pairs.items():
+            inside = _per_env(infos["final_info"] if dones[i] else infos, "inner_frames", i, None)
+            if inside is not None:
+                self.every_step = True
+                self.frames[pair] += inside

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rlt_sb3.common.films import DEFAULT_FPS
 from rlt_sb3.common.stats import wilson_interval
 
 
@@ -42,12 +43,14 @@ class Evaluation:
     :param split: which set of initial states
     :param rows: one entry per initial state, in the split's order
     :param frames: pictures of recorded episodes, ``pair -> [(H, W, 3) uint8]``; not written to JSON
+    :param fps: pictures a second at which these films are shown; not written to JSON
     """
 
     policy: str
     split: str
     rows: list[StateResult]
     frames: dict[int, list[np.ndarray]] = field(default_factory=dict, repr=False)
+    fps: float = field(default=DEFAULT_FPS, repr=False, compare=False)
 
     @property
     def n(self) -> int:

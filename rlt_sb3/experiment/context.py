@@ -67,8 +67,9 @@ class Run:
         name: str,
         record_states: int | range = 0,
         n_states: int | None = None,
+        counts: bool = True,
     ) -> Evaluation:
-        """Evaluate, keep the progress bar moving, stop at once after Ctrl-C."""
+        """Evaluate, keep the progress bar moving (if it ``counts``), stop at once after Ctrl-C."""
         settings = self.config.evaluation
         if n_states is None:
             n_states = settings.n_states if split == "eval" else settings.selection_states
@@ -79,7 +80,7 @@ class Run:
             return act(observations)
 
         def on_episode(row: StateResult) -> None:
-            self.progress.advance(1.0)
+            self.progress.advance(1.0 if counts else 0.0)
 
         return evaluate(
             checked, self.eval_env, n_states, split=split, name=name, on_episode=on_episode, record_states=record_states

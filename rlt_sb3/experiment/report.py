@@ -79,6 +79,8 @@ def write_report(run: Path, beside: Sequence[Path] = ()) -> Path:
         data=data,
         label=get_algorithm(data["config"]["algorithm"]).label,
         rows=rows,
+        points=_points(data),
+        lowest=lowest_point(data),
         curve=_inline(run / "learning_curve.png"),
         videos={name: _inline(run / f"{name}.mp4") for name in ("before", "after")},
         config=config_path.read_text() if config_path.is_file() else "",
@@ -101,6 +103,45 @@ def _row(data: dict[str, Any]) -> dict[str, str]:
         "steps": "–" if np.isnan(result.steps_to_success) else f"{result.steps_to_success:.0f}",
         "control_steps": f"{result.control_steps}",
     }
+
+
+def _points(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Lines of the table of selection evaluations; ``practicing`` is None without a gate."""
+    return [
+        {key: point[key] for key in ("chunks", "control_steps", "minutes")}
+        | {
+            "played": _solved(point["evaluation"]),
+            "by_vla": plays_vla(point, data),
+            "practicing": _solved(point["candidate"]) if point.get("candidate") else None,
+        }
+        for point in data["selection"]
+    ]
+
+
+def plays_vla(point: dict[str, Any], data: dict[str, Any]) -> bool:
+    """
+    :param point: a selection evaluation
+    :param data: contents of evaluations.json
+    :return: whether no actor was deployed yet, so that the point's evaluation is the frozen VLA's, not played again
+    """
+    practicing, rows = point.get("candidate"), point["evaluation"]["rows"]
+    return practicing is not None and practicing["rows"] != rows == data.get("vla_selection", {}).get("rows")
+
+
+def _solved(evaluation: dict[str, Any]) -> str:
+    return f"{evaluation['successes']}/{evaluation['n']}"
+
+
+def lowest_point(data: dict[str, Any]) -> str | None:
+    """
+    :param data: contents of evaluations.json
+    :return: the practicing actor's worst selection evaluation, as words; None if it was never evaluated by itself
+    """
+    points = [point for point in data["selection"] if point.get("candidate")]
+    if not points:
+        return None
+    worst = min(points, key=lambda point: point["candidate"]["successes"])
+    return f"{_solved(worst['candidate'])} at {worst['chunks']:,} chunks"
 
 
 def _rows_beside(data: dict[str, Any], other: Path) -> list[dict[str, str]]:
@@ -151,25 +192,39 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
         )
         axes.axhspan(*baseline.interval, color="tab:gray", alpha=0.15, linewidth=0)
         points = [(0, baseline), *points]
+    practicing = [
+        (p["control_steps"], Evaluation.from_dict(p["candidate"])) for p in data["selection"] if p.get("candidate")
+    ]
+    label = get_algorithm(data["config"]["algorithm"]).label
     if points:
         x = [step for step, _ in points]
-        label = get_algorithm(data["config"]["algorithm"]).label
         rates = np.array([e.rate for _, e in points])
         bounds = np.array([e.interval for _, e in points])
         errors = np.abs(bounds.T - rates)
+        played = f"{label} deployed (what predict() plays)" if practicing else label
         axes.errorbar(
-            x, rates, yerr=errors, marker="o", capsize=3, color="tab:blue", label=f"{label}, selection states"
+            x, rates, yerr=errors, marker="o", capsize=3, color="tab:blue", label=f"{played}, selection states"
         )
-    candidates = [p for p in data["selection"] if p.get("candidate")]
-    tried = [(p["control_steps"], Evaluation.from_dict(p["candidate"])) for p in candidates]
-    if tried:
+    if practicing:
         axes.plot(
-            [step for step, _ in tried],
-            [candidate.rate for _, candidate in tried],
+            [step for step, _ in practicing],
+            [evaluation.rate for _, evaluation in practicing],
             marker="x",
-            linestyle="none",
+            linestyle=":",
             color="tab:red",
-            label=f"the actor that practises, before it is deployed (lowest {min(c.rate for _, c in tried):.0%})",
+            label=f"practicing actor, selection states (lowest: {lowest_point(data)})",
+        )
+    by_vla = [p["control_steps"] for p in data["selection"] if plays_vla(p, data)]
+    if by_vla:
+        axes.plot(
+            by_vla,
+            [baseline.rate] * len(by_vla),
+            marker="o",
+            linestyle="none",
+            color="tab:blue",
+            markerfacecolor="white",
+            zorder=3,
+            label="none deployed yet: the VLA's own chunks",
         )
     practice = {
         "rollout/success_rate": ("tab:orange", "training episodes (last 100)"),

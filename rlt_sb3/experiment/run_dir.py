@@ -53,7 +53,9 @@ class RunDir:
         outcome = {row.pair: "success" if row.success else "failure" for row in evaluation.rows}
         for pair, frames in evaluation.frames.items():
             (self.path / "videos").mkdir(exist_ok=True)
-            write_video(self.path / "videos" / f"{name}-state-{pair:03d}-{outcome[pair]}.mp4", frames, hold=0)
+            write_video(
+                self.path / "videos" / f"{name}-state-{pair:03d}-{outcome[pair]}.mp4", frames, evaluation.fps, hold=0
+            )
 
     def write_videos(self, before: Evaluation, after: Evaluation) -> dict[str, Any] | None:
         """Write before.mp4 and after.mp4 of one initial state.
@@ -71,12 +73,14 @@ class RunDir:
         pair = next((p for p in filmed if p in won["after"] - won["before"]), filmed[0])
         row = next(r for r in after.rows if r.pair == pair)
         for name, evaluation in (("before", before), ("after", after)):
-            write_video(self.path / f"{name}.mp4", evaluation.frames[pair])
+            write_video(self.path / f"{name}.mp4", evaluation.frames[pair], evaluation.fps)
         return {
             "task_id": row.task_id,
             "init_index": row.init_index,
             "before_success": pair in won["before"],
             "after_success": pair in won["after"],
+            "fps": after.fps,
+            "every_step": len(after.frames[pair]) > row.chunks + 1,
             "chosen": f"the first filmed held-out state that {after.policy} solves and the frozen VLA does not"
             if pair in won["after"] - won["before"]
             else "the first held-out state",

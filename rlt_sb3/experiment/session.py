@@ -55,6 +55,7 @@ class Training:
             config.total_chunks, config.total_control_steps, config.max_minutes, on_progress=run.progress.set_fraction
         )
         self.metrics = MetricsCallback()
+        self._evaluated = -1  # chunks at the last selection evaluation
         self.videos: VideoCallback | None = None
         if config.video_every is not None:
             self.videos = VideoCallback(run.files.path / "videos", config.video_every)
@@ -192,26 +193,29 @@ class Training:
     def _evaluate(self, model: Predictor) -> Evaluation:
         run, every = self.run, self.config.video_every
         run.progress.phase("selection")
-        result = run.evaluate(
+        # the practicing actor's evaluation comes second, where it is played at all: the plan counts one a point
+        first, self._evaluated = self._evaluated != self.model.num_timesteps, self.model.num_timesteps
+        return run.evaluate(
             as_predictor(self.config.algorithm, model),
             "selection",
             self.algorithm.label,
             record_states=0 if every is None else range(0, self.config.evaluation.selection_states, every),
+            counts=first,
         )
-        run.files.write_films(f"selection-{self.model.num_timesteps:08d}", result)
-        return result
 
     def _on_point(self, point: SelectionPoint) -> None:
         run, baseline = self.run, self.baseline
         self.store()
         label, k, n = self.algorithm.label, point.evaluation.successes, point.evaluation.n
-        practising = ""
-        if point.candidate is not None and point.candidate.rows != point.evaluation.rows:
-            # what is handed out still plays the VLA's chunks
-            practising = f" (the actor that practises, not deployed: {point.candidate.successes}/{n})"
+        practicing = ""
+        films = f"selection-{point.chunks:08d}"
+        run.files.write_films(films, point.evaluation)
+        if point.candidate is not None and point.candidate is not point.evaluation:
+            practicing = f" (practicing actor: {point.candidate.successes}/{n})"
+            run.files.write_films(f"{films}-practicing", point.candidate)
         run.progress.say(
             f"selection after {point.chunks} chunks ({point.control_steps} control steps, {point.minutes:.1f} min): "
-            f"{label} {k}/{n}, frozen VLA {baseline.successes}/{baseline.n}{practising}"
+            f"{label} {k}/{n}, frozen VLA {baseline.successes}/{baseline.n}{practicing}"
         )
         if self.selection.below_vla(point.evaluation):
             what = "the best networks so far are put back" if self.config.guard == "restore" else "it goes on"

@@ -209,6 +209,8 @@ def summary(data: dict[str, Any]) -> str:
 
     :param data: contents of evaluations.json
     """
+    from rlt_sb3.experiment.report import lowest_point
+
     lines = ["", f"{'policy':<12} {'success':>9} {'rate':>6}  {'95 % interval':<15} {'steps to success':>16}"]
     for key in ("vla", *algorithm_names()):
         if key in data:
@@ -223,6 +225,9 @@ def summary(data: dict[str, Any]) -> str:
             f"paired on the same {data['vla']['n']} held-out initial states: {c['fixed']} fixed, {c['broken']} broken, "
             f"{c['both']} both, {c['neither']} neither; McNemar p = {c['p_value']:.2g}"
         )
+    lowest = lowest_point(data) if "selection" in data else None
+    if lowest:
+        lines.append(f"lowest point of the practicing actor, selection states: {lowest}")
     if "training" in data:
         t = data["training"]
         lines.append(

@@ -111,6 +111,27 @@ def test_an_episode_step_by_step():
     assert [frame.max() for frame in env.render()] == obs["agentview"].max((1, 2, 3)).tolist()
 
 
+def test_frames_inside_the_chunks_of_the_filmed_environments():
+    """With those of ``render`` they are one for every control step: the block's place after 0.3, 0.6, ..."""
+    env = make(2, render_mode="rgb_array", max_episode_steps=6)
+    env.film([1])
+    env.reset(seed=4)
+    brightness = [env.render()[1].max()]
+    for _ in range(2):
+        _, _, terminations, truncations, infos = env.step(push() / 10)
+        assert not terminations.any()
+        info = infos["final_info"] if truncations[1] else infos
+        assert info["_inner_frames"].tolist() == [False, True] and isinstance(info["inner_frames"][1], list)
+        brightness += [frame.max() for frame in info["inner_frames"][1]]
+        brightness.append(info["final_frame"][1].max() if truncations[1] else env.render()[1].max())
+    assert truncations.all() and "inner_frames" not in infos
+    assert brightness == [int(100 * 0.03 * step) for step in range(7)]
+    env.film()
+    assert "inner_frames" not in env.step(push())[-1]
+    with pytest.raises(ValueError, match="render_mode='rgb_array'"):
+        make().film([0])
+
+
 def test_horizons_of_the_splits():
     env = make(1, train_episode_steps=6)
     lengths = {}

@@ -35,7 +35,8 @@ def pool_of(
 
 def played(pool, worker, answer):
     """Count and camera's number of the last observation, rewards, success and the counts inside the chunk."""
-    rest, rewards, success, inner, _ = answer
+    rest, rewards, success, inner, _, frames = answer
+    assert frames == []
     obs = pool.clients[worker].pictures.take(rest, 0)
     assert obs["camera"].shape == SHAPES["camera"] and (obs["camera"] == int(obs["count"][0])).all()
     inside = [pool.clients[worker].pictures.take(entry, slot) for slot, entry in enumerate(inner, start=1)]
@@ -64,8 +65,11 @@ def test_a_pool_of_another_simulator_replaces_a_killed_worker(start):
         assert not pool.ask({0: resets[0]})[1]
         answers, _ = pool.ask({0: chunk})
         assert played(pool, 0, answers[0]) == (2, [0, 0], False, [1])
+        filmed = ("step", {"actions": np.ones((4, 1)), "film": True})  # the goal is 5
+        *_, said, frames = pool.ask({0: filmed})[0][0]
+        assert [frame.max() for frame in frames] == [3, 4] and frames[0].shape == (8, 8, 3) and said == {}
         assert not pool.ask({0: ("render", {})})[1]
-        assert pool.clients[0].pictures.frame.shape == (8, 8, 3) and (pool.clients[0].pictures.frame == 2).all()
+        assert pool.clients[0].pictures.frame.shape == (8, 8, 3) and (pool.clients[0].pictures.frame == 5).all()
     finally:
         pool.close()
 

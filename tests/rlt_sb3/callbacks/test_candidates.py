@@ -1,41 +1,174 @@
-"""What the actor that practises was worth is kept, not only what was handed out instead."""
+"""The practicing actor's own evaluations are kept and shown beside those of what ``predict`` plays."""
 
 import json
 
+import numpy as np
 import pytest
+import torch as th
 from rlt_models import fast, make_model
+from run_helpers import small
 
 from rlt_sb3.callbacks.budget import BudgetCallback
 from rlt_sb3.callbacks.selection import SelectionCallback, SelectionPoint
 from rlt_sb3.evaluation.results import Evaluation, StateResult
-from rlt_sb3.experiment.report import write_learning_curve
+from rlt_sb3.experiment.report import lowest_point, write_learning_curve, write_report
+from rlt_sb3.experiment.train import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-
-def outcome(successes: int) -> Evaluation:
-    return Evaluation("x", "selection", [StateResult(p, 0, p, p < successes, 5, 1) for p in range(20)])
+FILM = {0: [np.zeros((2, 2, 3), np.uint8)]}
 
 
-def test_candidates_are_kept_and_drawn(tmp_path, monkeypatch):
+def outcome(successes: int, policy: str = "RLT") -> Evaluation:
+    return Evaluation(policy, "selection", [StateResult(p, 0, p, p < successes, 5, 1) for p in range(20)], FILM)
+
+
+def make_callback(folder, evaluate, on_point=None):
     model = make_model(**fast(gate={"share": 0.5, "window": 50}))
     model.learn(60)
-    results = iter([outcome(2), outcome(15), outcome(3)])
-    callback = SelectionCallback(lambda player: next(results), 20, outcome(10), BudgetCallback(100), tmp_path / "b.zip")
+    callback = SelectionCallback(evaluate, 20, outcome(10, "VLA"), BudgetCallback(100), folder / "b.zip", on_point)
     callback.init_callback(model)
-    points = [callback.run() for _ in range(3)]
-    # handed out: the VLA, the candidate that has beaten it, the actor that is deployed since
-    assert [point.evaluation.successes for point in points] == [10, 15, 3]
-    assert [point.candidate and point.candidate.successes for point in points] == [2, 15, None]
-    written = json.loads(json.dumps(callback.state_dict()))
-    assert [SelectionPoint.from_dict(point) for point in written["points"]] == points
-    del written["points"][2]["candidate"]  # of an older run
-    assert SelectionPoint.from_dict(written["points"][2]) == points[2]
+    return callback
 
+
+def moved(policy):
+    """The practicing actor learns something."""
+    with th.no_grad():
+        for parameter in policy.training_actor.parameters():
+            parameter.add_(0.01)
+
+
+def test_both_actors_are_evaluated_where_they_differ(tmp_path):
+    played, films = [], []
+    successes = iter([2, 20, 17, 6])
+
+    def evaluate(player):
+        played.append([value.clone() for value in player.policy.actor_deployed.state_dict().values()])
+        return outcome(next(successes))
+
+    callback = make_callback(tmp_path, evaluate, lambda point: films.append(point.evaluation.frames))
+    policy = callback.model.policy
+    actors = []
+
+    def run(move):
+        if move:
+            moved(policy)
+        actors.append([value.clone() for value in policy.training_actor.state_dict().values()])
+        return callback.run()
+
+    # the VLA's chunks stay; the actor that beats the VLA is deployed, and practice goes on
+    points = [run(True), run(True), run(True)]
+    assert [point.evaluation.successes for point in points] == [10, 20, 17]
+    assert [point.candidate.successes for point in points] == [2, 20, 6]
+    for number, actor in enumerate([actors[0], actors[1], actors[1], actors[2]]):
+        assert all(map(th.equal, played[number], actor)), number
+    assert len(played) == 4
+    # what was deployed plays again afterwards
+    assert all(map(th.equal, policy.actor_deployed.state_dict().values(), actors[1]))
+    # films are shown once and not kept
+    assert films == [{}, FILM, FILM] and not any(p.evaluation.frames or p.candidate.frames for p in callback.points)
+
+    successes = iter([18])
+    with th.no_grad():
+        for value, deployed in zip(policy.training_actor.parameters(), actors[1], strict=True):
+            value.copy_(deployed)
+    same = run(False)  # the same actor need not play twice
+    assert same.evaluation.successes == same.candidate.successes == 18 and len(played) == 5
+
+    written = json.loads(json.dumps(callback.state_dict()))
+    assert [SelectionPoint.from_dict(point) for point in written["points"]] == callback.points
+
+
+def test_what_was_deployed_comes_back_after_an_interrupt(tmp_path):
+    calls = []
+
+    def evaluate(player):
+        calls.append(player)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return outcome(20)
+
+    callback = make_callback(tmp_path, evaluate)
+    moved(callback.model.policy)
+    callback.run()
+    deployed = [value.clone() for value in callback.model.policy.actor_deployed.state_dict().values()]
+    moved(callback.model.policy)
+    with pytest.raises(KeyboardInterrupt):
+        callback.run()
+    assert all(map(th.equal, callback.model.policy.actor_deployed.state_dict().values(), deployed))
+
+
+def points_of_a_run():
+    """Before the first actor is deployed, with it, and with a worse practicing actor."""
+    points = [
+        SelectionPoint(1200, 9000, 1.0, outcome(10), outcome(4)),
+        SelectionPoint(2400, 18000, 2.0, outcome(15), outcome(15)),
+        SelectionPoint(3600, 27000, 3.0, outcome(16), outcome(3)),
+    ]
+    return {
+        "selection": [json.loads(json.dumps(point.to_dict())) for point in points],
+        "vla_selection": outcome(10).to_dict(),
+        "config": {"algorithm": "rlt"},
+        "machine": {},
+        "minutes": 1.0,
+    }
+
+
+def test_page_and_curve_show_the_practicing_actor(tmp_path, monkeypatch):
     from matplotlib.axes import Axes
 
-    drawn, plot = {}, Axes.plot
-    monkeypatch.setattr(Axes, "plot", lambda self, x, y, **kw: (drawn.update({kw["label"]: y}), plot(self, x, y, **kw)))
-    data = {"selection": written["points"], "vla_selection": outcome(10).to_dict(), "config": {"algorithm": "rlt"}}
+    drawn, plot, errorbar = {}, Axes.plot, Axes.errorbar
+    monkeypatch.setattr(
+        Axes, "plot", lambda self, x, y, *a, **kw: (drawn.update({kw.get("label"): y}), plot(self, x, y, *a, **kw))[1]
+    )
+    monkeypatch.setattr(
+        Axes, "errorbar", lambda self, x, y, **kw: (drawn.update({kw["label"]: y}), errorbar(self, x, y, **kw))[1]
+    )
+    data = points_of_a_run()
+    assert lowest_point(data) == "3/20 at 3,600 chunks"
+    (tmp_path / "evaluations.json").write_text(json.dumps(data))
+    page = write_report(tmp_path).read_text()
+    assert "Lowest point of the practicing actor: 3/20 at 3,600 chunks." in page
+    rows = [
+        [cell.split("</td>")[0] for cell in row.split("<td>")[1:]] for row in page.split("<tr>") if "00</td>" in row
+    ]
+    assert [row[3:6] for row in rows] == [
+        ["10/20 (the VLA's chunks)", "4/20", "10/20"],
+        ["15/20", "15/20", "10/20"],
+        ["16/20", "3/20", "10/20"],
+    ]
+    assert drawn["practicing actor, selection states (lowest: 3/20 at 3,600 chunks)"] == [0.2, 0.75, 0.15]
+    assert drawn["RLT deployed (what predict() plays), selection states"].tolist() == [0.5, 0.5, 0.75, 0.8]
+
+
+def test_without_a_gate_there_is_one_actor(tmp_path):
+    data = points_of_a_run()
+    for point in data["selection"]:
+        point["candidate"] = None
+    assert lowest_point(data) is None
+    (tmp_path / "evaluations.json").write_text(json.dumps(data))
+    page = write_report(tmp_path).read_text()
+    assert "practicing" not in page and "<td>16/20</td><td>10/20</td>" in page.replace("\n", "")
     write_learning_curve(tmp_path, data)
-    assert drawn == {"the actor that practises, before it is deployed (lowest 10%)": [0.1, 0.75]}
+
+
+def test_a_run_writes_films_of_both_and_says_the_lowest_point(tmp_path, capsys):
+    config = small(tmp_path, total_chunks=80, video_every=1)
+    config.settings["gate"] = {"share": 0.5, "window": 2}
+    config.evaluation.videos = False
+    run = train(config).run
+    said = capsys.readouterr().out
+    points = json.loads((run / "evaluations.json").read_text())["selection"]
+    assert [point["chunks"] for point in points] == [40, 80]
+    lowest = min(point["candidate"]["successes"] for point in points)
+    assert f"lowest point of the practicing actor, selection states: {lowest}/4 at " in said
+    for point in points:
+        start = f"selection-{point['chunks']:08d}"
+        shown = {path.stem.removeprefix(start) for path in (run / "videos").glob(f"{start}-*")}
+        by_practicing = {name for name in shown if name.startswith("-practicing")}
+        for films, key, name in (
+            (shown - by_practicing, "evaluation", ""), (by_practicing, "candidate", "-practicing"),
+        ):  # fmt: skip
+            ends = ["success" if row["success"] else "failure" for row in point[key]["rows"]]
+            assert films in (set(), {f"{name}-state-{pair:03d}-{end}" for pair, end in enumerate(ends)})
+        assert shown and len(shown) == 4 * (bool(by_practicing) + bool(shown - by_practicing))

@@ -49,7 +49,7 @@ def run(tmp_path_factory):
         patch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
         evaluation = EvalSettings(n_states=4, selection_states=4, selection_every=40, videos=False)
         config = small(tmp_path_factory.mktemp("run"), total_chunks=100, evaluation=evaluation, video_every=3)
-        config.settings.update({"gate": {"share": 0.5, "window": 20}, "utd": 1.5})
+        config.settings.update({"gate": {"share": 0.5, "window": 5}, "utd": 1.5})
         folder = train(config).run
     # clean shutdown: no thread, no process is left
     assert (threading.active_count(), len(psutil.Process().children(recursive=True))) == before
@@ -92,6 +92,12 @@ def test_numbers(run):
     distances = metrics["rollout/vla_distance_sign"]
     first, *_, newest = np.flatnonzero(~np.isnan(distances))
     assert metrics["time/chunks"][first] < 20 and distances[first] == 0.0 and distances[newest] > 0
+
+
+def test_the_rate_of_trials_is_that_of_a_full_window(run):
+    rates = read_metrics(run)["rollout/trial_success_rate"]
+    rates = rates[~np.isnan(rates)]
+    assert len(rates) > 5 and np.isin(rates, np.arange(6) / 5).all()
 
 
 def test_updates_follow_the_rows(run):
@@ -242,18 +248,31 @@ def test_films_of_training_and_selection(run):
     assert {name.split("-")[0] for name in films} == {"train", "selection"}
     outcomes = {name.rsplit("-", 1)[1] for name in films}
     assert outcomes == {"success.mp4", "failure.mp4"}
-    # pair 0 lasts two chunks, pair 3 as well (2 + p % 3): a picture before each; the toy has no picture of the end
-    for name in ("selection-00000040-state-000-success.mp4", "selection-00000040-state-003-failure.mp4"):
-        assert len(imageio.mimread(films[name])) == 2, name
+    # pairs 0 and 3 last two chunks of two control steps; the toy has no picture of the end
+    for end in ("state-000-success.mp4", "state-003-failure.mp4"):
+        name = (
+            f"selection-00000040-practicing-{end}"  # what predict() plays is still the VLA, which does not play again
+        )
+        assert len(imageio.mimread(films[name])) == 4, name
 
 
 class ToyWithLastPicture(toy_env.ToyVectorEnv):
-    """Shows the end of an episode as well, as ``LIBERO-v0`` does; pictures are brighter by 40 after each chunk."""
+    """Shows the end of an episode as well, as ``LIBERO-v0`` does; pictures are brighter by 20 after each step."""
 
     last_picture = True
 
+    def _frame(self, env):
+        return np.full((16, 16, 3), 20 * self._steps[env], dtype=np.uint8)
+
+
+class ToyWithoutFilm(ToyWithLastPicture):
+    """Cannot draw inside its chunks, as other people's environments."""
+
+    film = None
+
 
 gym.register("ToyWithLastPicture-v0", vector_entry_point=ToyWithLastPicture)
+gym.register("ToyWithoutFilm-v0", vector_entry_point=ToyWithoutFilm)
 
 
 def chunks_of_toy_episodes(num_steps):
@@ -273,19 +292,24 @@ def chunks_of_toy_episodes(num_steps):
     return {episode: lengths[episode] for episode in sorted(ended)}
 
 
-def test_films_show_every_chunk_and_the_end(tmp_path, monkeypatch):
-    """One picture before each chunk and one of the end, each of its own environment, in training and in selection."""
+@pytest.mark.parametrize("env_id, step, fps", [("ToyWithLastPicture-v0", 1, 20.0), ("ToyWithoutFilm-v0", 2, 10.0)])
+def test_films_show_every_control_step(env_id, step, fps, tmp_path, monkeypatch):
+    """
+    The first picture and one after every control step, each of its own environment, in training and in selection, and
+    in real time (20 control steps a second). Without ``film``, one picture for each chunk.
+    """
     monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
     settings = EvalSettings(n_states=2, selection_states=4, selection_every=10**6, videos=False)
-    config = small(tmp_path, "ToyWithLastPicture-v0", total_chunks=60, evaluation=settings, video_every=2)
+    config = small(tmp_path, env_id, total_chunks=60, evaluation=settings, video_every=2)
     shown = {}
     for path in (train(config).run / "videos").iterdir():
         kind, number = path.name.split("-")[0], int(path.name.split("-")[1 if path.name.startswith("train") else 3])
-        shown[kind, number] = [round(float(frame.mean()) / 40) for frame in imageio.mimread(path)]
+        shown[kind, number] = [round(float(frame.mean()) / 20) for frame in imageio.mimread(path)]
+        assert imageio.get_reader(path).get_meta_data()["fps"] == fps
     lengths = {("train", episode): chunks for episode, chunks in chunks_of_toy_episodes(30).items()}
     lengths |= {("selection", pair): 2 + pair % 3 for pair in range(4)}
     assert len(lengths) > 20
-    assert shown == {key: [*range(chunks + 1)] for key, chunks in lengths.items() if key[1] % 2 == 0}
+    assert shown == {key: [*range(0, 2 * chunks + 1, step)] for key, chunks in lengths.items() if key[1] % 2 == 0}
 
 
 def test_no_film_without_the_setting(tmp_path, monkeypatch):

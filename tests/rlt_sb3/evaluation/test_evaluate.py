@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, VectorWrapper
 from run_helpers import textbook_wilson
-from toy_env import ToyVectorEnv
+from toy_env import ROBOT, ToyVectorEnv
 
 from rlt_sb3.common.errors import RunError
 from rlt_sb3.common.stats import mcnemar_p, wilson_interval
@@ -54,8 +54,28 @@ def test_a_model_is_asked_deterministically():
 def test_frames_of_the_first_states_only():
     result = evaluate("vla", ToyVectorEnv(2, render_mode="rgb_array"), 6, record_states=3)
     assert sorted(result.frames) == [0, 1, 2]
-    # one picture before every chunk: the pictures show how many chunks the episode has had
-    assert [[int(f[0, 0, 0]) // 40 for f in result.frames[p]] for p in range(3)] == [[0, 1], [0, 1, 2], [0, 1, 2, 3]]
+    # one picture before every control step, two a chunk: the pictures show how many chunks the episode has had
+    for pair, chunks in enumerate((2, 3, 4)):
+        assert [int(f[0, 0, 0]) // 40 for f in result.frames[pair]] == [step // 2 for step in range(2 * chunks)]
+    assert result.fps == ROBOT.control_frequency == 20.0
+
+
+def test_no_environment_stays_filmed():
+    env = ToyVectorEnv(2, render_mode="rgb_array")
+
+    def interrupted(obs):
+        if env._filmed:
+            raise KeyboardInterrupt
+        return obs["vla_ref"]
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(interrupted, env, 6, record_states=range(3, 6))
+    assert env._filmed == {0}  # pair 3 is the second episode of environment 0
+    evaluate("vla", env, 4)
+    assert env._filmed == frozenset()
+    env.film([1])
+    evaluate("vla", env, 4, record_states=2)
+    assert env._filmed == frozenset()
 
 
 def test_clear_errors():

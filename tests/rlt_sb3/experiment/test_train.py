@@ -61,7 +61,7 @@ def test_run_leaves_everything(tmp_path, spied, capsys):
         assert len(list(csv.DictReader(file))) == 6 + 4 + 6
 
     page = (run / "report.html").read_text()
-    assert "3/6" in page and "McNemar" in page
+    assert "3/6" in page and "McNemar" in page and "One picture\nper control step, 20 a second." in page
     assert "http://" not in page and "https://" not in page and 'src="data:video/mp4;base64,' in page
     out = capsys.readouterr().out
     assert "frozen VLA" in out and "3/6" in out and "paired on the same 6 held-out initial states" in out

@@ -1,0 +1,79 @@
+"""
+The rows of README's table of results, from finished runs of the demo.
+
+    rlt train --config demo --seed 1                                              # and seeds 0 and 2
+    python scripts/readme_results.py runs/demo runs/demo-2 runs/demo-3            # prints the table
+    python scripts/readme_results.py --write runs/demo runs/demo-2 runs/demo-3    # puts it into README.md
+"""
+
+import argparse
+import re
+from pathlib import Path
+
+from rlt_sb3.evaluation.compare import compare
+from rlt_sb3.evaluation.results import Evaluation
+from rlt_sb3.experiment.report import read_evaluations
+
+README = Path(__file__).parent.parent / "README.md"
+#: the lines between these two are written by this script
+MARKS = ("<!-- results: begin -->\n", "<!-- results: end -->")
+HEAD = (
+    "| task | seed | frozen VLA | RLT | fixed / broken | lowest evaluation of the practicing actor | minutes |\n"
+    "|---|---|---|---|---|---|---|\n"
+)
+
+
+def rate(evaluation: Evaluation) -> str:
+    """:return: k/n with Wilson's 95 % interval"""
+    low, high = evaluation.interval
+    return f"{evaluation.successes}/{evaluation.n} ({low:.0%} to {high:.0%})".replace("%", " %")
+
+
+def row(run: Path) -> str:
+    """
+    :param run: folder of a finished run
+    :return: its line of the table
+    """
+    data = read_evaluations(run)
+    env, seed = data["config"]["env"], data["config"]["seed"]
+    vla, rlt = (Evaluation.from_dict(data[name]) for name in ("vla", "rlt"))
+    paired = compare(vla, rlt)
+    # before the gate deploys an actor, "evaluation" is the VLA's and "candidate" the practicing actor's
+    practicing = [point.get("candidate") or point["evaluation"] for point in data["selection"]]
+    lowest = min(practicing, key=lambda found: found["successes"])
+    task = f"{env['suite']} {', '.join(map(str, env['task_ids']))}"
+    return (
+        f"| {task} | {seed} | {rate(vla)} | {rate(rlt)} | {paired.fixed} / {paired.broken} | "
+        f"{lowest['successes']}/{lowest['n']} (VLA: {data['vla_selection']['successes']}/{lowest['n']}) | "
+        f"{data['minutes']:.0f} |\n"
+    )
+
+
+def put(table: str, text: str) -> str:
+    """
+    :param table: new contents
+    :param text: of README
+    :return: the text with the contents between the marks
+    :raises ValueError: if it has not exactly one pair of marks
+    """
+    pattern = re.escape(MARKS[0]) + ".*?" + re.escape(MARKS[1])
+    new, count = re.subn(pattern, lambda _: MARKS[0] + table + MARKS[1], text, flags=re.S)
+    if count != 1:
+        raise ValueError(f"README must have one pair of {MARKS}, found {count}.")
+    return new
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
+    parser.add_argument("--write", action="store_true", help="write into README.md instead of printing")
+    args = parser.parse_args()
+    table = HEAD + "".join(map(row, args.runs))
+    if args.write:
+        README.write_text(put(table, README.read_text()))
+    else:
+        print(table, end="")
+
+
+if __name__ == "__main__":
+    main()
