@@ -63,8 +63,8 @@ class SelectionCallback(StatefulCallback):
     :attr:`due`. Its state holds the evaluations; the best model itself is the file ``best_path``.
 
     A model with a deployment gate (RLT's ``gate``) that still plays the VLA's own chunks need not play them again. The
-    actor that practises plays instead, and is deployed if it beats the VLA beyond chance here: the lower end of
-    Wilson's 95 % interval is above the VLA's rate.
+    actor that practises plays instead, and is deployed if it beats the VLA on the same states
+    (:meth:`~rlt_sb3.common.policy_gate.PolicyGate.audition`).
 
     :param evaluate: ``model -> Evaluation`` on the selection states
     :param every: chunks between two evaluations
@@ -160,9 +160,13 @@ class SelectionCallback(StatefulCallback):
         policy: Any = self.model.policy
         if gate is None or not gate.plays_vla(policy):
             return self.evaluate(self.model), None
-        result, deployed = gate.audition(policy, lambda: self.evaluate(self.model), self.baseline.rate)
+        result, deployed = gate.audition(policy, lambda: self.evaluate(self.model), self._paired)
         self.logger.record("selection/candidate_success_rate", result.rate)
         return (result if deployed else replace(self.baseline, policy=result.policy)), result
+
+    def _paired(self, result: Evaluation) -> tuple[int, int]:
+        paired = compare(self.baseline, result)
+        return paired.fixed, paired.broken
 
     def restore(self) -> None:
         """
