@@ -216,13 +216,13 @@ class PolicyGate:
             self.start_trial(policy)
         if self._fresh.any():
             self._take_seats(np.random.random(self.n_envs) < self.share, "vla", "actor")
-        self.noise_free = self.player != ""
-        by_vla, by_actor = ((self.player == name).reshape(-1, *[1] * (chunks.ndim - 1)) for name in ("vla", "actor"))
-        chunks = np.where(by_vla, reference, chunks)
+        by_vla, by_actor = self.player == "vla", self.player == "actor"
+        self.noise_free, chunks = by_vla | by_actor, chunks.copy()
+        chunks[by_vla] = reference[by_vla]
         if by_actor.any():
             with th.no_grad():
                 tried = policy.actor_on_trial(observation).cpu().numpy().reshape(chunks.shape)
-            chunks = np.where(by_actor, tried, chunks)
+            chunks[by_actor] = tried[by_actor]
         return chunks
 
     def _take_seats(self, drawn: np.ndarray, *players: str) -> None:
@@ -287,10 +287,10 @@ class PolicyGate:
                 if outcome.broken or outcome.taken_over:
                     (self.baseline if player == "vla" else self.trials).drop(trial)
                 elif done:
-                    trial.success = outcome.success
+                    trial.success = bool(outcome.success)
                     if player == "actor":
                         ended = True
-                        self.recent.append(outcome.success)
+                        self.recent.append(trial.success)
                 if outcome.broken or outcome.taken_over or done:
                     self.player[env], self._seats[env] = "", None
             if done:
