@@ -283,15 +283,16 @@ class PolicyGate:
         for env, (outcome, done) in enumerate(zip(outcomes, dones, strict=True)):
             trial, player = self._seats[env], self.player[env]
             if trial is not None:
+                void = outcome.broken or outcome.taken_over
                 trial.steps, trial.task = trial.steps + outcome.steps, outcome.task_id
-                if outcome.broken or outcome.taken_over:
+                if void:
                     (self.baseline if player == "vla" else self.trials).drop(trial)
                 elif done:
                     trial.success = bool(outcome.success)
                     if player == "actor":
                         ended = True
                         self.recent.append(trial.success)
-                if outcome.broken or outcome.taken_over or done:
+                if void or done:
                     self.player[env], self._seats[env] = "", None
             if done:
                 self._longest = max(self._longest, int(self._age[env]))

@@ -75,7 +75,7 @@ WRONG = [
     ({"target_policy_noise": "x"}, "target_policy_noise must be >= 0"),
     ({"gate": {"share": 2}}, r"gate\.share must be in"),
     ({"gate": {"share": "half"}}, r"gate\.share must be in"),
-    ({"gate": 0.5}, "gate must be a dict with some of share, window, got 0.5"),
+    ({"gate": 0.5}, "gate must be a dict with some of share, window, budget, got 0.5"),
     ({"policy_kwargs": 3}, "policy_kwargs must be a mapping, got 3"),
     ({"policy_kwargs": {"critics": 3}}, "RLT has no setting policy_kwargs.critics; there is"),
     ({"policy_kwargs": {"actor_mode": "soft"}}, "actor_mode must be one of"),
