@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 
 #: Raised when what a saved model holds changes; load() refuses other numbers.
-SAVED_FORMAT = 2
+SAVED_FORMAT = 3
 #: Arguments of constructors that are no settings.
 RESERVED = ("self", "observation_space", "action_space", "lr_schedule", "device", "n_envs", "gated")
 

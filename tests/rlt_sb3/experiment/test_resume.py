@@ -90,7 +90,7 @@ def test_shipped_recipe_is_resumed(tmp_path, monkeypatch):
     settings = (
         recipe
         | SMALL_RLT
-        | {"gate": recipe["gate"] | {"window": 4}, "policy_kwargs": {"net_arch": [16], "n_critics": 2}}
+        | {"gate": recipe["gate"] | {"share": 1.0, "window": 2}, "policy_kwargs": {"net_arch": [16], "n_critics": 2}}
     )
     assert settings["gate"]["share"] and isinstance(settings["bc_coef"], dict) and settings["action_scale"]
     assert settings["replay_buffer_kwargs"] == {"handle_timeout_termination": False}
