@@ -63,9 +63,9 @@ class SelectionCallback(StatefulCallback):
     :attr:`due`. Its state holds the evaluations; the best model itself is the file ``best_path``.
 
     A model with a deployment gate (RLT's ``gate``) has a deployed and a practicing actor. Both are evaluated where they
-    differ: what the practicing actor is worth shows what training does before the gate lets it through. While the model
-    still plays the VLA's own chunks, these are not played again; the practicing actor plays alone, and is deployed if
-    it passes the gate's test (:meth:`~rlt_sb3.common.policy_gate.PolicyGate.audition`).
+    differ: what the practicing actor is worth shows what training does before the gate lets it through. It is deployed
+    if it passes the gate's test (:meth:`~rlt_sb3.common.policy_gate.PolicyGate.audition`) and does better here than
+    what is deployed. While the model still plays the VLA's own chunks, these are not played again.
 
     :param evaluate: ``model -> Evaluation`` on the selection states
     :param every: chunks between two evaluations
@@ -161,16 +161,20 @@ class SelectionCallback(StatefulCallback):
         policy: Any = self.model.policy
         if gate is None:
             return self.evaluate(self.model), None
-        if gate.plays_vla(policy):
-            practicing, deployed = gate.audition(policy, lambda: self.evaluate(self.model), self.baseline.rate)
-            result = practicing if deployed else replace(self.baseline, policy=practicing.policy, frames={})
-        else:
-            result = practicing = self.evaluate(self.model)
-            with practicing_actor_deployed(policy) as differs:
-                if differs:
-                    practicing = self.evaluate(self.model)
+        untouched = gate.plays_vla(policy)
+        deployed = self.baseline if untouched else self.evaluate(self.model)
+        if not untouched and same_actors(policy):
+            return deployed, deployed
+        better = None if untouched else lambda result: _order(result) > _order(deployed)
+        practicing, passed = gate.audition(policy, lambda: self.evaluate(self.model), self._paired, better)
         self.logger.record("selection/candidate_success_rate", practicing.rate)
-        return result, practicing
+        if untouched:
+            deployed = replace(deployed, policy=practicing.policy, frames={})
+        return (practicing if passed else deployed), practicing
+
+    def _paired(self, result: Evaluation) -> tuple[int, int]:
+        paired = compare(self.baseline, result)
+        return paired.fixed, paired.broken
 
     def restore(self) -> None:
         """
@@ -215,21 +219,13 @@ class SelectionCallback(StatefulCallback):
         self.best_chunks = state["best_chunks"]
 
 
-@contextmanager
-def practicing_actor_deployed(policy: Any) -> Iterator[bool]:
+def same_actors(policy: Any) -> bool:
     """
-    ``predict`` plays the practicing actor meanwhile; what was deployed comes back.
-
     :param policy: a :class:`~rlt_sb3.common.policy_gate.GatedPolicy`
-    :return: whether the two actors differ
+    :return: whether the practicing actor is the deployed one
     """
-    deployed = {name: value.clone() for name, value in policy.actor_deployed.state_dict().items()}
-    practicing = policy.training_actor.state_dict()
-    policy.deploy(practicing)
-    try:
-        yield any(not value.equal(deployed[name]) for name, value in practicing.items())
-    finally:
-        policy.deploy(deployed)
+    deployed = policy.actor_deployed.state_dict()
+    return all(value.equal(deployed[name]) for name, value in policy.training_actor.state_dict().items())
 
 
 def without_frames(point: SelectionPoint) -> SelectionPoint:

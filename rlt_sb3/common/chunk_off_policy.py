@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 
 #: Raised when what a saved model holds changes; load() refuses other numbers.
-SAVED_FORMAT = 2
+SAVED_FORMAT = 3
 #: Arguments of constructors that are no settings.
 RESERVED = ("self", "observation_space", "action_space", "lr_schedule", "device", "n_envs", "gated")
 
@@ -43,8 +43,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
 
     Goes before one of Stable-Baselines3's algorithms in the list of bases, ``class RLT(ChunkOffPolicyAlgorithm, TD3)``.
     The algorithm calls :meth:`_begin_counting` in its constructor, makes its replay buffer a ``ChunkReplayBuffer``,
-    asks :attr:`gate` which actor collects and says in ``_actor_plays`` whether one does (:meth:`_sample_action`), and
-    has a critic with ``q_values``.
+    asks :attr:`gate` in :meth:`_sample_action` which actor collects, and has a critic with ``q_values``.
     """
 
     replay_buffer: ChunkReplayBuffer | None
@@ -63,7 +62,6 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         self.saved_format = SAVED_FORMAT
         self._warned_of_returns = False
         self._update_credit = 0.0  # critic updates owed to rows already stored
-        self._actor_plays = False  # whether the chunks under way are a trained actor's; else the VLA's, or as good as
         try:
             span = 1.0 if self.q_bounds is None else float(self.q_bounds[1]) - float(self.q_bounds[0])
         except (IndexError, TypeError, ValueError):  # refused when the model is set up
@@ -99,12 +97,25 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         if reset_num_timesteps:
             self._value_bias.control_steps = 0
             if self.gate is not None:
-                self.gate.abandon_trial()  # the environment may be another one; the VLA plays first again
+                self.gate.begin()
         if reset_num_timesteps or self._last_obs is None:  # else the episodes go on where the last call left them
             self.end_trajectories()
         if self.replay_buffer is not None:
             self.replay_buffer.read_offline(self.env)
         return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+
+    def learn(self: SelfAlgorithm, *args: Any, **kwargs: Any) -> SelfAlgorithm:
+        """
+        Learn, see Stable-Baselines3.
+
+        :param args: of Stable-Baselines3's ``learn``
+        :param kwargs: likewise
+        :return: the model
+        """
+        super().learn(*args, **kwargs)
+        if self.gate is not None:
+            self.gate.warn_of_open_baseline()
+        return self
 
     def end_trajectories(self) -> None:
         """
@@ -158,7 +169,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         self._value_bias.step(outcomes, dones, (lambda: self._promised_q(outcomes)) if trained else None)
         self._check_returns()
         if self.gate is not None:
-            self.gate.step(self.policy, outcomes, dones, ready=self._actor_plays)
+            self.gate.step(self.policy, outcomes, dones)
         for name, value in mean_over_chunks(outcomes).items():
             self.logger.record_mean(f"rollout/{name}", value)
         stored = replay_buffer.rows_stored  # type: ignore[attr-defined]

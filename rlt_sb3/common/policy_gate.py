@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -11,7 +12,8 @@ import torch as th
 from torch import nn
 
 from rlt_sb3.common.chunk_outcome import ChunkOutcome
-from rlt_sb3.common.stats import wilson_interval
+from rlt_sb3.common.stats import fisher_p, mcnemar_p
+from rlt_sb3.common.trials import Sample, Trial, is_better, more_successes_p, quicker_p, worse_on_a_task
 
 
 class GatedPolicy(Protocol):
@@ -40,72 +42,96 @@ class GatedPolicy(Protocol):
         """Give ``actor_deployed``, which ``predict`` plays, these parameters."""
 
 
-class Successes(Protocol):
-    """Outcome of an evaluation."""
-
-    @property
-    def successes(self) -> int:
-        """Episodes that succeeded."""
-
-    @property
-    def n(self) -> int:
-        """Episodes."""
-
-
-AnyEvaluation = TypeVar("AnyEvaluation", bound=Successes)
+AnyEvaluation = TypeVar("AnyEvaluation")
 
 
 class PolicyGate:
     """
     Plays a share of the training episodes without noise, and deploys an actor that has shown itself to be better.
 
-    Practice has to try things, and the actor that practises is worse than the VLA for a while: it follows critics that
-    are still wrong. Whoever uses the model does not have to live with that. Noise-free episodes tell what an actor is
-    worth; noisy ones do not (noise shakes free a policy that stands still), nor do those of an actor that moves from
-    one update to the next (which shakes it free as well). So a copy of the training actor is put on trial and stays as
-    it is: it is deployed if it beats the VLA beyond chance in ``window`` trials, that is, if the lower end of Wilson's
-    95 % interval is above the VLA's rate, and rejected as soon as it cannot any more. Then the next copy has its turn.
-    The VLA's rate is that of the noise-free episodes before the actor moves. (Safe policy improvement, as in Thomas et
-    al., "High Confidence Policy Improvement", 2015. There is no record to beat: a lucky early one would keep every
-    later actor out.)
+    The actor that practises is worse than the VLA for a while: it follows critics that are still wrong. Whoever uses
+    the model does not have to live with that. Noise-free episodes tell what an actor is worth. Noisy ones do not (noise
+    shakes free a policy that stands still), nor do those of an actor that changes with every update. So the gate
+    compares copies that do not change (safe policy improvement, as in Thomas et al., "High Confidence Policy
+    Improvement", 2015):
 
-    Where the VLA solves so much that not even ``window`` successes would be better beyond chance (81 % or more for a
-    window of 16), an actor has to be quicker: it solves at least the VLA's share, in fewer control steps beyond chance
-    (Mann and Whitney's one-sided test on the successful episodes, 2.5 %).
+    1. *Baseline*: the first ``4 * window`` noise-free episodes are the VLA's. They start in the warm-up, and go on
+       after it until there are enough.
+    2. *Screening*: then a copy of the training actor is put on trial. If it is not better than the VLA in its first
+       ``window`` trials, at a level of 10 %, the next copy has its turn.
+    3. *Confirmation*: its next ``2 * window`` trials, and only these, decide. The copy is deployed if it solves more
+       than the VLA in Fisher's exact one-sided test, at the level ``budget / 2 / (j * (j + 1))`` for the j-th
+       confirmation since the last deployment. The levels of all confirmations add up to half of the budget; the other
+       half belongs to :meth:`audition`.
+
+    Where the VLA solves so much that not even ``2 * window`` successes could pass, an actor has to be quicker: it
+    solves at least the VLA's share, in fewer control steps (Mann and Whitney's one-sided test on the successful
+    episodes, at the same levels). No actor is deployed that is worse in one of several tasks, or worse than the one
+    that is deployed (both at 5 %).
+
+    Episodes count in the order in which they *start* (see :class:`~rlt_sb3.common.trials.Sample`), and a sample is
+    judged when all of it has ended; a copy that cannot pass any more is rejected at once. Episodes in which the
+    simulator broke or someone took over are replaced. ``docs/guide/deployment_gate.md`` has the simulated error rates.
 
     An algorithm calls :meth:`play_vla` or :meth:`choose` before each vector step and :meth:`step` after it, and
     :meth:`restart` where environments are reset from outside. Its policy is a :class:`GatedPolicy`.
 
-    :param share: share of the episodes that are trials, in (0, 1]
-    :param window: trials of an actor
-    :raises ValueError: for settings out of range
+    :param share: share of the episodes that may be noise-free, in (0, 1]; those that no sample needs are practice
+    :param window: trials of the screening; the baseline has four times as many, the confirmation twice
+    :param budget: error rate in (0, 1): how often, at most, an actor that is not better than the VLA is deployed, over
+        all copies that are tried until one is deployed
+    :raises ValueError: for settings out of range, and where ``window`` is too small for any actor to pass
     """
 
-    #: what :meth:`state_dict` holds besides the lists
-    COUNTERS = ("on_trial", "candidates", "approvals")
-    LISTS = ("vla", "vla_steps", "outcomes", "steps", "recent")
+    #: level of the screening
+    SCREENING = 0.1
+    #: level at which an actor is worse in one of the tasks, or worse than the one that is deployed
+    WORSE = 0.05
+    #: what :meth:`state_dict` holds besides the samples
+    COUNTERS = ("clock", "on_trial", "screened", "confirmations", "auditions", "candidates", "approvals")
+    SAMPLES = ("baseline", "trials", "deployed")
 
-    def __init__(self, share: float = 0.5, window: int = 16):
+    def __init__(self, share: float = 0.5, window: int = 16, budget: float = 0.05):
         if not (isinstance(share, int | float | np.floating) and 0.0 < share <= 1.0):
             raise ValueError(f"gate.share must be in (0, 1] (a share of the episodes), got {share!r}.")
         if not isinstance(window, int) or window < 1:
             raise ValueError(f"gate.window must be an integer >= 1, got {window!r}.")
-        self.share, self.window = share, window
-        self.recent: deque[bool] = deque(maxlen=window)  # of all actors, to be looked at
-        # of the VLA and of the actor on trial: outcomes of the episodes, control steps of the successful ones
-        self.vla: list[bool] = []
-        self.vla_steps: list[int] = []
-        self.outcomes: list[bool] = []
-        self.steps: list[int] = []
+        if not (isinstance(budget, float | np.floating) and 0.0 < budget < 1.0):
+            raise ValueError(f"gate.budget must be in (0, 1) (an error rate), got {budget!r}.")
+        self.share, self.window, self.budget = share, window, budget
+        if fisher_p((2 * window, 2 * window, 0, 4 * window)) > self.level(1):
+            raise ValueError(
+                f"gate.window={window} is too small for gate.budget={budget}: an actor that always succeeds could not "
+                "pass over a VLA that never does. Raise gate.window."
+            )
+        self.recent: deque[bool] = deque(maxlen=window)  # trials of all actors, to be looked at
+        self.baseline = Sample(4 * window)  # the VLA's episodes
+        self.trials = Sample()  # of the actor on trial
+        self.deployed = Sample()  # confirmation of the deployed actor, if it has passed one
         self.on_trial = False  # whether an actor is on trial
+        self.screened = False  # whether it has passed the screening
+        self.confirmations = 0  # that were decided since the last deployment
+        self.auditions = 0  # likewise
         self.candidates = 0  # actors that were put on trial
         self.approvals = 0  # actors that were deployed
+        self.clock = 0  # vector steps
+        self._longest = 0  # longest episode, in vector steps
+        self._practising = self._warned = False
         self.restart(1)
+
+    def level(self, number: int) -> float:
+        """
+        :param number: of the confirmation, or of the audition, since the last deployment; from 1
+        :return: its level; all of them add up to half of the budget
+        """
+        return self.budget / 2 / (number * (number + 1))
 
     def state_dict(self) -> dict[str, Any]:
         """:return: plain data (for JSON) from which :meth:`load_state_dict` goes on; without the running episodes"""
         state = {name: getattr(self, name) for name in self.COUNTERS}
-        return state | {name: list(getattr(self, name)) for name in self.LISTS}
+        longest = self._longest_possible()
+        samples = {name: getattr(self, name).until(self.clock - longest).to_list() for name in self.SAMPLES}
+        return state | samples | {"longest": longest, "recent": list(self.recent)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """
@@ -115,38 +141,44 @@ class PolicyGate:
         """
         for name in self.COUNTERS:
             setattr(self, name, state[name])
-        self.vla, self.vla_steps = list(state["vla"]), list(state["vla_steps"])
-        self.outcomes, self.steps = list(state["outcomes"]), list(state["steps"])
+        for name in self.SAMPLES:
+            setattr(self, name, Sample.from_list(state[name]))
         self.recent = deque(state["recent"], maxlen=self.window)
-        self.restart(self.n_envs)
+        self._longest = state["longest"]
+        self._open_seats(self.n_envs)
 
     # ---------------------------------------------------------------- which actor plays
+
+    def begin(self) -> None:
+        """A new run begins, maybe in another environment: the VLA plays first again, and nobody is on trial."""
+        self.abandon_trial()
+        self.baseline, self.deployed, self._longest = Sample(4 * self.window), Sample(), 0
+        self._practising = self._warned = False
 
     def restart(self, n_envs: int) -> None:
         """
         New episodes begin in all environments; the running ones do not count.
 
+        Neither do others of the unfinished samples that started when they could still be running.
+
         :param n_envs: number of environments from now on
         """
+        self._longest = self._longest_possible()
+        for name in self.SAMPLES:
+            setattr(self, name, getattr(self, name).until(self.clock - self._longest))
+        self._open_seats(n_envs)
+
+    def _longest_possible(self) -> int:
+        """:return: vector steps after which an episode has surely ended, as far as known"""
+        return max(self._longest, int(self._age.max(initial=0)) + 1) if self.clock else 0
+
+    def _open_seats(self, n_envs: int) -> None:
         self.n_envs = n_envs
-        self._noise_free: np.ndarray | None = None  # drawn when asked for: two restarts in a row draw as one does
-        self.player = np.full(n_envs, "", dtype=object)  # who has played the running episode
-        self._elapsed = np.zeros(n_envs, dtype=np.int64)  # control steps of the running episode
-
-    @property
-    def noise_free(self) -> np.ndarray:
-        """Which environments play their running episode without noise, bool (n_envs,)."""
-        if self._noise_free is None:
-            self._noise_free = self._draw()
-        return self._noise_free
-
-    def _draw(self) -> np.ndarray:
-        return np.random.random(self.n_envs) < self.share
-
-    @property
-    def vla_rate(self) -> float:
-        """Success rate of the VLA; nan before its first noise-free episode."""
-        return float(np.mean(self.vla)) if self.vla else float("nan")
+        self.player = np.full(n_envs, "", dtype=object)  # whose sample the running episode belongs to: "vla", "actor"
+        self._seats: list[Trial | None] = [None] * n_envs  # the running episodes of samples
+        self._fresh = np.ones(n_envs, dtype=bool)  # whether the next chunk is the first one of its episode
+        self._age = np.zeros(n_envs, dtype=np.int64)  # vector steps of the running episodes
+        self.noise_free = np.zeros(n_envs, dtype=bool)  # which environments play without noise in this vector step
 
     @property
     def none_deployed(self) -> bool:
@@ -161,53 +193,82 @@ class PolicyGate:
         return self.none_deployed and policy.starts_at_vla
 
     def play_vla(self) -> None:
-        """The VLA's own chunks are played everywhere, without noise: all running episodes can be its trials."""
-        self.noise_free[:] = True
+        """The VLA's own chunks are played everywhere, without noise: all episodes that begin can be its baseline."""
+        self._take_seats(np.ones(self.n_envs, dtype=bool), "vla")
+        self.noise_free = np.ones(self.n_envs, dtype=bool)
 
-    def choose(self, policy: GatedPolicy, observation: Any, chunks: np.ndarray, ready: bool) -> np.ndarray:
+    def choose(
+        self, policy: GatedPolicy, observation: Any, chunks: np.ndarray, reference: np.ndarray, ready: bool
+    ) -> np.ndarray:
         """
-        Which actor collects in which environment: the one on trial where there is no noise.
+        Which actor collects in which environment: the VLA or the actor on trial where there is no noise.
 
         :param policy: the policy
         :param observation: as its actors take it, of all environments
         :param chunks: of the training actor (n_envs, ...)
-        :param ready: whether the training actor moves; if so and none is on trial, a copy of it goes on trial now
-        :return: chunks to play (n_envs, ...); the noise-free ones are to be played as they are
+        :param reference: the VLA's own chunks, like ``chunks``
+        :param ready: whether the training actor moves; if so, a copy of it goes on trial now, where none is and the
+            baseline is complete
+        :return: chunks to play (n_envs, ...); those of ``noise_free`` are to be played as they are
         """
-        if ready and not self.on_trial:
+        self._practising |= ready
+        if ready and not self.on_trial and self.baseline.complete:
             self.start_trial(policy)
-        with th.no_grad():
-            tried = policy.actor_on_trial(observation).cpu().numpy().reshape(chunks.shape)
-        return np.where(self.noise_free.reshape(-1, *[1] * (chunks.ndim - 1)), tried, chunks)
+        if self._fresh.any():
+            self._take_seats(np.random.random(self.n_envs) < self.share, "vla", "actor")
+        by_vla, by_actor = self.player == "vla", self.player == "actor"
+        self.noise_free, chunks = by_vla | by_actor, chunks.copy()
+        chunks[by_vla] = reference[by_vla]
+        if by_actor.any():
+            with th.no_grad():
+                tried = policy.actor_on_trial(observation).cpu().numpy().reshape(chunks.shape)
+            chunks[by_actor] = tried[by_actor]
+        return chunks
+
+    def _take_seats(self, drawn: np.ndarray, *players: str) -> None:
+        """Of the episodes that begin now, those that are drawn belong to the first sample that wants more."""
+        samples = {"vla": self.baseline, "actor": self.trials}
+        for env in np.flatnonzero(drawn & self._fresh):
+            name = next((name for name in players if samples[name].wanted), "")
+            self.player[env], self._seats[env] = name, samples[name].start(self.clock) if name else None
+        self._fresh[:] = False
 
     def start_trial(self, policy: GatedPolicy) -> None:
         """
-        Put a copy of the training actor on trial; running episodes are not its own from their beginning and do not
-        count.
+        Put a copy of the training actor on trial, which plays episodes from now on.
 
         :param policy: the policy
         """
+        self.abandon_trial()
         policy.start_trial()
-        self.on_trial, self.outcomes, self.steps = True, [], []
+        self.on_trial, self.trials = True, Sample(3 * self.window)
         self.candidates += 1
-        self.player[self.player != ""] = "both"
 
     def abandon_trial(self) -> None:
-        """The actor on trial is no longer the one that played; the next one has its turn."""
-        self.on_trial = False
+        """The actor on trial is that no longer; its running episodes become practice. The next one has its turn."""
+        self.on_trial = self.screened = False
+        self.trials = Sample()
+        for env in np.flatnonzero(self.player == "actor"):
+            self.player[env], self._seats[env] = "", None
 
     def deploy(self, policy: GatedPolicy) -> None:
         """
-        Deploy the actor on trial.
+        Deploy the actor on trial; the budget is renewed.
 
         :param policy: the policy
         """
         policy.deploy(policy.actor_on_trial.state_dict())
+        self._approve(self.trials)
+
+    def _approve(self, confirmation: Sample) -> None:
+        self.deployed = confirmation
         self.approvals += 1
+        self.confirmations = self.auditions = 0
+        self.abandon_trial()
 
-    # ---------------------------------------------------------------- the test
+    # ---------------------------------------------------------------- the tests
 
-    def step(self, policy: GatedPolicy, outcomes: Sequence[ChunkOutcome], dones: np.ndarray, ready: bool) -> None:
+    def step(self, policy: GatedPolicy, outcomes: Sequence[ChunkOutcome], dones: np.ndarray) -> None:
         """
         Count one vector step; deploys the actor on trial if it has passed.
 
@@ -215,61 +276,85 @@ class PolicyGate:
         :param outcomes: of the chunks just played, one per environment. An episode whose simulator broke or in which
             someone took over does not count
         :param dones: (n_envs,)
-        :param ready: whether the actor on trial played where there is no noise; else the VLA, or as good as
         """
-        passed = False
-        player = "actor" if ready else "vla"
+        self.clock += 1
+        self._age += 1
+        ended = False  # whether a trial has
         for env, (outcome, done) in enumerate(zip(outcomes, dones, strict=True)):
-            alone = not outcome.broken and not outcome.taken_over
-            self.player[env] = player if alone and self.player[env] in ("", player) else "both"
-            self._elapsed[env] += outcome.steps
-            if not done:
-                continue
-            success, steps = outcome.success, int(self._elapsed[env])
-            if self.player[env] == "vla" and self.noise_free[env]:
-                self.vla.append(success)
-                if success:
-                    self.vla_steps.append(steps)
-            elif self.player[env] == "actor" and self.noise_free[env]:
-                self.recent.append(success)
-                passed |= self.on_trial and self._judge(success, steps)
-            self.player[env], self._elapsed[env] = "", 0
-        if np.any(dones):
-            self._noise_free = np.where(dones, self._draw(), self.noise_free)
-        if passed:
+            trial, player = self._seats[env], self.player[env]
+            if trial is not None:
+                void = outcome.broken or outcome.taken_over
+                trial.steps, trial.task = trial.steps + outcome.steps, outcome.task_id
+                if void:
+                    (self.baseline if player == "vla" else self.trials).drop(trial)
+                elif done:
+                    trial.success = bool(outcome.success)
+                    if player == "actor":
+                        ended = True
+                        self.recent.append(trial.success)
+                if void or done:
+                    self.player[env], self._seats[env] = "", None
+            if done:
+                self._longest = max(self._longest, int(self._age[env]))
+                self._fresh[env], self._age[env] = True, 0
+        if ended:
+            self._judge(policy)
+
+    def _judge(self, policy: GatedPolicy) -> None:
+        """Deploy or reject the actor on trial, if that is decided."""
+        if not self.screened:
+            passed = self._passed(self.window, self.SCREENING)
+            if passed is False:
+                self.abandon_trial()
+            if not passed:
+                return
+            self.screened = True
+            self.trials = Sample(2 * self.window, self.trials.trials[self.window :])
+        passed = self._passed(2 * self.window, self.level(self.confirmations + 1))
+        if passed is None:
+            return
+        self.confirmations += 1  # whether it has failed early or late: its trials have been looked at
+        if passed and not self._worse():
             self.deploy(policy)
+        else:
+            self.abandon_trial()
 
-    def _judge(self, success: bool, steps: int) -> bool:
-        """Whether the actor on trial has passed with this episode; it is on trial no longer once that is decided."""
-        if not self.vla:  # nothing to beat yet
-            self.on_trial = False
-            return False
-        self.outcomes.append(success)
-        if success:
-            self.steps.append(steps)
-        best = self.window - len(self.outcomes) + sum(self.outcomes)  # successes, if all that come are
-        vla_rate = self.vla_rate
-        successes_can_tell = beats(self.window, self.window, vla_rate)
-        possible = beats(best, self.window, vla_rate) if successes_can_tell else best / self.window >= vla_rate
-        full = len(self.outcomes) == self.window
-        self.on_trial = possible and not full
-        return possible and full and (successes_can_tell or self._quicker())
+    @property
+    def _by_speed(self) -> bool:
+        """Whether not even a confirmation full of successes could pass."""
+        full = 2 * self.window
+        return fisher_p((full, full, *self.baseline.count())) > self.level(self.confirmations + 1)
 
-    def _quicker(self) -> bool:
-        from scipy.stats import mannwhitneyu
+    def _passed(self, n: int, level: float) -> bool | None:
+        return is_better(self.trials, n, self.baseline, level, self._by_speed)
 
-        return bool(mannwhitneyu(self.steps, self.vla_steps, alternative="less").pvalue < 0.025)
+    def _worse(self) -> bool:
+        """Whether the actor on trial is worse than the VLA in one of the tasks, or worse than the deployed actor."""
+        if worse_on_a_task(self.trials, self.baseline, self.WORSE):
+            return True
+        if more_successes_p(self.deployed, self.trials) <= self.WORSE:
+            return True
+        return self._by_speed and quicker_p(self.deployed, self.trials) <= self.WORSE
 
     def audition(
-        self, policy: GatedPolicy, evaluate: Callable[[], AnyEvaluation], vla_rate: float
+        self,
+        policy: GatedPolicy,
+        evaluate: Callable[[], AnyEvaluation],
+        paired: Callable[[AnyEvaluation], tuple[int, int]],
+        better: Callable[[AnyEvaluation], bool] | None = None,
     ) -> tuple[AnyEvaluation, bool]:
         """
-        Evaluate the training actor, and deploy it if it beats the VLA beyond chance.
+        Evaluate the training actor on fixed initial states, and deploy it if it beats the VLA on the same states.
+
+        The test is McNemar's exact one-sided one, at the level ``budget / 2 / (k * (k + 1))`` for the k-th audition
+        since the last deployment.
 
         :param policy: the policy; the training actor is deployed while it is evaluated, and what was deployed before
             comes back if it does not pass, or if the evaluation is interrupted
-        :param evaluate: plays what is deployed on a fixed set of initial states
-        :param vla_rate: success rate of the VLA on the same states
+        :param evaluate: plays what is deployed
+        :param paired: of the evaluation: states that the VLA fails in and the actor solves, states that only the VLA
+            solves
+        :param better: of the evaluation: whether the actor does better than what is deployed; None: nothing to compare
         :return: evaluation of the training actor, whether it is deployed now
         """
         before = {name: value.clone() for name, value in policy.actor_deployed.state_dict().items()}
@@ -277,19 +362,23 @@ class PolicyGate:
         passed = False
         try:
             result = evaluate()
-            passed = beats(result.successes, result.n, vla_rate)
+            passed = mcnemar_p(*paired(result), alternative="greater") <= self.level(self.auditions + 1)
+            passed = passed and (better is None or better(result))
         finally:
             if not passed:
                 policy.deploy(before)
-        self.approvals += passed
+        self.auditions += 1
+        if passed:
+            self._approve(Sample())  # its states are others than those of training: no trials to compare with
         return result, passed
 
-
-def beats(successes: int, n: int, rate: float) -> bool:
-    """
-    :param successes: number of successes
-    :param n: number of episodes
-    :param rate: the rate to beat
-    :return: whether the lower end of Wilson's 95 % interval is above it
-    """
-    return wilson_interval(successes, n)[0] > rate
+    def warn_of_open_baseline(self) -> None:
+        """Warn, once, if training has ended before an actor could go on trial."""
+        if self._practising and not self.baseline.complete and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"No actor has been on trial, so none could be deployed: {len(self.baseline.ended())} noise-free "
+                f"episodes of the VLA have been counted, {self.baseline.size} are needed (4 * gate.window). Train for "
+                "longer, raise learning_starts or gate.share, or lower gate.window.",
+                stacklevel=4,
+            )

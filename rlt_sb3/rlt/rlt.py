@@ -268,19 +268,18 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         assert isinstance(self._last_obs, dict), "self._last_obs was not set"
         reference = np.clip(np.asarray(self._last_obs["vla_ref"], dtype=np.float32), -1.0, 1.0)
         # a later learn() starts with the VLA's chunks as well, whatever the actor has learned before
-        self._actor_plays = self.num_timesteps >= learning_starts and not self._warming_up
         if self.num_timesteps < learning_starts:
             if self.gate is not None:
                 self.gate.play_vla()
             return reference, reference.copy()
         self._measure_unit()
         chunk = reference
+        observation, _ = self.policy.obs_to_tensor(self._last_obs)
         if self.policy.starts_at_vla or not self._warming_up:  # another actor has not yet been fitted to the VLA
             with th.no_grad():
-                observation, _ = self.policy.obs_to_tensor(self._last_obs)
                 chunk = self.policy.training_actor(observation).cpu().numpy().reshape(reference.shape)
-            if self.gate is not None:
-                chunk = self.gate.choose(self.policy, observation, chunk, ready=self._actor_plays)
+        if self.gate is not None:
+            chunk = self.gate.choose(self.policy, observation, chunk, reference, ready=not self._warming_up)
         noise = np.random.normal(size=chunk.shape) * np.asarray(self.exploration_std) * self.action_unit
         if action_noise is not None:
             noise = noise + action_noise()

@@ -172,3 +172,27 @@ def test_a_run_writes_films_of_both_and_says_the_lowest_point(tmp_path, capsys):
             ends = ["success" if row["success"] else "failure" for row in point[key]["rows"]]
             assert films in (set(), {f"{name}-state-{pair:03d}-{end}" for pair, end in enumerate(ends)})
         assert shown and len(shown) == 4 * (bool(by_practicing) + bool(shown - by_practicing))
+
+
+def test_a_better_practicing_actor_is_deployed(tmp_path):
+    """It must beat the VLA beyond chance, and do better than what is deployed on the same states."""
+
+    def quick(successes):
+        return Evaluation("RLT", "selection", [StateResult(p, 0, p, p < successes, 4, 1) for p in range(20)])
+
+    # of each point: what is deployed, the practicing actor, whether it is deployed now
+    played = [[outcome(18)], [outcome(18), outcome(17)], [outcome(18), outcome(18)], [outcome(18), quick(18)],
+              [outcome(18), outcome(20)], [outcome(12), outcome(13)]]  # fmt: skip
+    deployed = [True, False, False, True, True, False]
+    results = iter([result for point in played for result in point])
+    callback = make_callback(tmp_path, lambda player: next(results))
+    policy = callback.model.policy
+    for wanted in deployed:
+        moved(policy)
+        before = callback.model.gate.approvals
+        point = callback.run()
+        assert (callback.model.gate.approvals > before) is wanted
+        now = all(map(th.equal, policy.actor_deployed.parameters(), policy.training_actor.parameters()))
+        assert now is wanted
+        if wanted:
+            assert point.evaluation.rows == point.candidate.rows

@@ -97,7 +97,7 @@ def test_everybody_counts_the_same_control_steps(bridge):
 
         env = make_vec_env(Silent, n_envs=2)
     model = RLT(
-        "MultiInputPolicy", env, learning_starts=8, batch_size=8, seed=0, device="cpu", gate={"window": 1},
+        "MultiInputPolicy", env, learning_starts=8, batch_size=8, seed=0, device="cpu", gate={"window": 2},
         policy_kwargs={"net_arch": [8]},
     )  # fmt: skip
     model.set_logger(Logger(None, []))
@@ -106,7 +106,7 @@ def test_everybody_counts_the_same_control_steps(bridge):
     assert budget.control_steps == model.num_control_steps == 24 * C
     storage = model.replay_buffer.storage
     assert set(storage.chunk_steps[storage.is_row(np.arange(storage.size))].tolist()) == {C}
-    assert set(model.gate.vla_steps) <= {3 * C} and model.gate.vla
+    assert {trial.steps for trial in model.gate.baseline.ended()} == {3 * C}
     assert all(success for success, _ in metrics.episodes) and len(metrics.episodes) == 8
     if bridge == "stable-baselines3":  # which has a monitor
         assert {steps for _, steps in metrics.episodes} == {3 * C}

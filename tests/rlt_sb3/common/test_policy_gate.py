@@ -1,33 +1,36 @@
 """The deployment gate: noise-free training episodes decide which actor is deployed."""
 
+import copy
 import json
+import pickle
+import warnings
 from collections import deque
+from math import comb
 
 import numpy as np
 import pytest
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.noise import NormalActionNoise
+from scipy.stats import fisher_exact
 
-from rlt_gym.testing import FakeRLTokenVectorEnv
-from rlt_sb3 import RLT, GymnasiumVecEnv
-from rlt_sb3.callbacks.budget import BudgetCallback
-from rlt_sb3.callbacks.selection import SelectionCallback
 from rlt_sb3.common.chunk_outcome import ChunkOutcome
 from rlt_sb3.common.policy_gate import PolicyGate
-from rlt_sb3.evaluation.results import Evaluation, StateResult
+from rlt_sb3.common.trials import Sample, Trial
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+PRACTICE, VLA, ACTOR = 0.0, 1.0, 2.0
 
 
 class Copies:
-    """A policy of which the gate only sees that copies are made."""
+    """A policy of which the gate only sees that copies are made; the actor on trial plays the chunk 2."""
 
     class Actor:
         def state_dict(self):
             return {}
 
-    actor_on_trial = Actor()
+        def __call__(self, observation):
+            return th.full((len(observation), 1), ACTOR)
+
+    actor_on_trial = actor_deployed = training_actor = Actor()
+    starts_at_vla = True
 
     def start_trial(self):
         pass
@@ -36,139 +39,422 @@ class Copies:
         pass
 
 
-POLICY = Copies()
+class World:
+    """
+    Environments whose episodes follow a script.
+
+    ``script(player, number)`` says success and length in chunks of the number-th episode of a player; episodes are
+    numbered in the order of their start. Observes that nobody takes over in the midst of a counted episode.
+    """
+
+    def __init__(self, gate, script, n_envs=1):
+        self.gate, self.script, self.policy = gate, script, Copies()
+        gate.restart(n_envs)
+        self.restart()
+        self.started = {PRACTICE: 0, VLA: 0, ACTOR: 0}
+        self.played: list[np.ndarray] = []
+
+    def restart(self):
+        self.dones = np.ones(self.gate.n_envs, bool)
+        self.player = np.zeros(self.gate.n_envs)
+        self.episodes = [(False, 0)] * self.gate.n_envs
+
+    def step(self, warm_up=False, ready=True, **told):
+        """One vector step; whether an actor was deployed."""
+        gate, n = self.gate, self.gate.n_envs
+        if warm_up:
+            gate.play_vla()
+            chunks = np.full((n, 1), VLA)
+            assert gate.noise_free.all()
+        else:
+            chunks = gate.choose(self.policy, np.zeros((n, 1)), np.zeros((n, 1)), np.full((n, 1), VLA), ready)
+            assert np.array_equal(gate.noise_free, chunks[:, 0] != PRACTICE)
+        for env in np.flatnonzero(self.dones):
+            self.player[env] = chunks[env, 0]
+            self.episodes[env] = self.script(chunks[env, 0], self.started[chunks[env, 0]])
+            self.started[chunks[env, 0]] += 1
+        self.played.append(chunks[:, 0])
+        left = [length - 1 for _, length in self.episodes]
+        self.episodes = [(success, rest) for (success, _), rest in zip(self.episodes, left, strict=True)]
+        self.dones = np.array(left) == 0
+        outcomes = [chunk(8, success=s and d, **told) for (s, _), d in zip(self.episodes, self.dones, strict=True)]
+        before = gate.approvals
+        gate.step(self.policy, outcomes, self.dones)
+        return gate.approvals > before
+
+    def until(self, condition, limit=2000, **kwargs):
+        for _ in range(limit):
+            if condition():
+                return
+            self.step(**kwargs)
+        raise AssertionError("did not happen")
 
 
 def chunk(steps: int = 1, **told) -> ChunkOutcome:
     return ChunkOutcome(steps, np.zeros(8), np.zeros((8, 7)), **told)
 
 
-def played(gate: PolicyGate, outcomes, dones, ready: bool) -> bool:
-    """One vector step; whether an actor was deployed."""
-    before = gate.approvals
-    gate.step(POLICY, outcomes, np.array(dones), ready)
-    return gate.approvals > before
+def of(successes: int, n: int, steps: int = 24) -> Sample:
+    """A sample of which all has ended."""
+    return Sample(n, [Trial(0, steps - 1 + number % 3, 0, number < successes) for number in range(n)])
 
 
-def episode(gate: PolicyGate, success: bool, steps: int = 3, by_actor: bool = True) -> bool:
-    """One episode of the only environment, with the next actor put on trial as RLT does."""
-    if by_actor and not gate.on_trial:
-        gate.start_trial(POLICY)
-    for _ in range(steps - 1):
-        assert not played(gate, [chunk()], [False], by_actor)
-    return played(gate, [chunk(success=success)], [True], by_actor)
+def by_number(outcomes, lengths=(3, 3)):
+    """The actor's episodes by their number, of given lengths for failure and success; all others fail."""
+    return lambda player, number: (
+        (bool(outcomes[number % len(outcomes)]), lengths[bool(outcomes[number % len(outcomes)])])
+        if player == ACTOR
+        else (False, 3)
+    )
 
 
-def test_actor_is_approved_when_it_beats_the_vla_beyond_chance():
-    gate = PolicyGate(share=1.0, window=8)
-    for success in [True, False] * 10:
-        episode(gate, success, by_actor=False)
-    # At least 53 % for 7 of 8 (Wilson), above the VLA's 50 %; 6 of 8 leaves 41 %
-    assert [episode(gate, success) for success in [True] * 7 + [False]] == [False] * 7 + [True]
-    assert (gate.approvals, gate.candidates, gate.on_trial) == (1, 1, False)
+def make(window=8, vla=0.5, share=1.0, **settings) -> PolicyGate:
+    """A gate whose baseline is complete."""
+    gate = PolicyGate(share=share, window=window, **settings)
+    gate.baseline = of(round(vla * 4 * window), 4 * window)
+    return gate
 
 
-def test_an_actor_is_rejected_as_soon_as_it_cannot_be_approved():
-    gate = PolicyGate(share=1.0, window=8)
-    for success in [True, False] * 10:
-        episode(gate, success, by_actor=False)
-    for success, still_open in [(True, True), (False, True), (True, True), (False, False)]:
-        assert not episode(gate, success)
-        assert gate.on_trial == still_open
-    # the failures were another actor's: the next one has eight gate of its own
-    assert [episode(gate, True) for _ in range(8)] == [False] * 7 + [True]
-    assert (gate.approvals, gate.candidates) == (1, 2)
+def approves(gate: PolicyGate, outcomes, n_envs=1, **kwargs) -> bool:
+    """Whether the first candidate is deployed."""
+    world = World(gate, by_number(outcomes), n_envs)
+    world.step()
+    world.until(lambda: gate.candidates == 2 or gate.approvals)
+    return gate.approvals == 1
+
+
+def beyond_chance(k: int, n: int, other_k: int, other_n: int, level: float) -> bool:
+    return bool(fisher_exact([[k, n - k], [other_k, other_n - other_k]], alternative="greater").pvalue <= level)
+
+
+# ---------------------------------------------------------------- levels
+
+
+def test_levels_add_up_to_half_of_the_budget():
+    gate = PolicyGate(window=16, budget=0.05)
+    assert gate.level(1) == pytest.approx(0.0125) and gate.level(2) == pytest.approx(0.025 / 6)
+    levels = [gate.level(number) for number in range(1, 2000)]
+    assert sum(levels) < 0.025 and sum(levels) == pytest.approx(0.025, rel=1e-3)
+
+
+@pytest.mark.parametrize("successes", range(10, 17))
+def test_an_actor_is_deployed_if_its_confirmation_beats_the_vla(successes):
+    """8 screening trials that succeed, then ``successes`` of 16, against 16 of 32 of the VLA."""
+    expected = beyond_chance(successes, 16, 16, 32, 0.0125)
+    failures = 16 - successes
+    assert approves(make(), [True] * 8 + [False] * failures + [True] * successes) is expected
+    assert expected == (successes >= 14)
+
+
+def test_the_screening_does_not_count_in_the_confirmation():
+    # 13 of 16 are not enough; with the screening it were 21 of 24
+    assert beyond_chance(21, 24, 16, 32, 0.0125) and not approves(make(), [True] * 21 + [False] * 3)
+
+
+def test_levels_shrink_with_every_confirmation_and_renew_after_a_deployment():
+    gate = make()
+    for number in range(1, 4):
+        assert gate.confirmations == number - 1
+        assert not approves(gate, [True] * 8 + [False] * 4 + [True] * 12)
+        gate.abandon_trial()
+        gate.candidates = 0
+    assert gate.confirmations == 3
+    # 15 of 16 are enough for the first level, not for the fourth, 0.025 / 20
+    assert beyond_chance(15, 16, 16, 32, 0.0125) and not beyond_chance(15, 16, 16, 32, 0.025 / 20)
+    fifteen = [True] * 8 + [False] + [True] * 15
+    assert not approves(gate, fifteen) and gate.confirmations == 4
+    gate.abandon_trial()
+    gate.confirmations = gate.candidates = 0
+    assert approves(gate, fifteen) and gate.confirmations == 0 and not gate.on_trial
+
+
+def test_a_rejection_in_the_screening_spends_no_level():
+    gate = make()
+    assert not approves(gate, [False] * 8) and gate.confirmations == 0
 
 
 @pytest.mark.parametrize(
-    ("successes", "steps", "approved"),
+    ("actor", "length", "approved"),
     [
-        ([True] * 8, [2, 3] * 4, True),
-        ([True] * 7 + [False], [2, 3] * 4, True),  # 7 of 8 are not fewer than the VLA's 75 %
-        ([True] * 7 + [False], [4, 5] * 3 + [4, 1], False),  # a failure's steps do not count
-        ([True] * 5 + [False] * 3, [2, 3] * 4, False),
-        ([True] * 8, [4, 5] * 4, False),
-        ([True] * 8, [4, 5, 3, 4, 5, 3, 4, 5], False),  # quicker, but not beyond chance: p = 0.3
+        ([True] * 24, 2, True),
+        ([True] * 23 + [False], 2, False),  # 15 of 16 < 31 of 32
+        ([True] * 24, 3, False),
+        ([True] * 24, 4, False),
     ],
 )
-def test_nearly_perfect_vla_is_replaced_by_a_quicker_actor(successes, steps, approved):
-    gate = PolicyGate(share=1.0, window=8)
-    for number, success in enumerate([True, True, True, False] * 5):
-        episode(gate, success, by_actor=False, steps=4 + number % 2)
-    # 8 of 8 leave 68 % (Wilson), not above the VLA's 75 %: successes alone cannot tell
-    outcomes = [episode(gate, *both) for both in zip(successes, steps, strict=True)]
-    assert outcomes == [False] * 7 + [approved]
+def test_nearly_perfect_vla_is_replaced_by_a_quicker_actor(actor, length, approved):
+    gate = make(vla=31 / 32)
+    assert not beyond_chance(16, 16, 31, 32, 0.0125)  # successes alone cannot tell
+    world = World(gate, by_number(actor, (length, length)))
+    world.step()
+    world.until(lambda: gate.candidates == 2 or gate.approvals)
+    assert bool(gate.approvals) is approved
 
 
-def test_control_steps_are_counted():
-    gate = PolicyGate(share=1.0, window=8)
-    for done in (False, True, True):
-        played(gate, [chunk(5, success=True)], [done], False)
-    assert gate.vla_steps == [10, 5]
+def test_a_worse_actor_does_not_replace_a_better_one():
+    gate = make(vla=0.25)
+    gate.deployed, gate.approvals = of(16, 16), 1
+    assert beyond_chance(11, 16, 8, 32, 0.0125) and beyond_chance(16, 16, 11, 16, 0.05)
+    eleven = [True] * 8 + [False] * 5 + [True] * 11
+    world = World(gate, by_number(eleven))
+    world.step()
+    world.until(lambda: gate.candidates == 2)
+    assert gate.approvals == 1 and gate.confirmations == 1
+    gate.deployed = of(13, 16)  # not beyond chance
+    gate.confirmations = gate.candidates = 0
+    gate.abandon_trial()
+    world = World(gate, by_number(eleven))
+    world.step()
+    world.until(lambda: gate.approvals == 2, limit=200)
+    assert gate.deployed.count() == (11, 16)
 
 
-def test_noisy_and_mixed_episodes_do_not_count():
-    gate = PolicyGate(share=1.0, window=1)
-    episode(gate, False, by_actor=False)  # a VLA that never succeeds: one success is better
-    gate.start_trial(POLICY)
-    gate.noise_free[:] = False
-    assert not episode(gate, True)
-    played(gate, [chunk()], [False], False)  # the VLA began, the actor goes on
-    assert not episode(gate, True)
-    played(gate, [chunk()], [False], True)
-    gate.start_trial(POLICY)  # another actor goes on
-    assert not episode(gate, True)
-    assert not gate.recent and episode(gate, True)
+# ---------------------------------------------------------------- counting by start
 
 
-def test_broken_simulators_and_takeovers_do_not_count():
-    gate = PolicyGate(share=1.0, window=1)
-    gate.vla = [False]
-    gate.start_trial(POLICY)
-    played(gate, [chunk(broken=True)], [True], True)
-    played(gate, [chunk(intervention=np.array([False, True]))], [False], True)  # an expert has helped
-    played(gate, [chunk(intervention=np.array([False, False]), success=True)], [True], True)
-    assert not gate.recent and episode(gate, True)
+@pytest.mark.parametrize("n_envs", [2, 8, 32, 64])
+@pytest.mark.parametrize("warm_up", [0, 3, 16, 60])
+def test_the_baseline_are_the_first_episodes_that_start(n_envs, warm_up):
+    """Every other episode fails, ten times as slowly as the others succeed: half of what starts succeeds."""
+    np.random.seed(0)
+    gate = PolicyGate(share=0.5, window=16)
+    world = World(gate, lambda player, number: (number % 2 == 0, 2 if number % 2 == 0 else 20), n_envs)
+    for _ in range(warm_up):
+        world.step(warm_up=True)
+    world.until(lambda: gate.baseline.complete)
+    assert gate.baseline.count() == (32, 64) and gate.candidates == 0
+    # whole episodes, of one player each
+    assert [trial.steps for trial in gate.baseline.trials] == [16, 160] * 32
+    world.step()
+    assert gate.on_trial and gate.candidates == 1
+
+
+def test_nobody_is_on_trial_before_the_baseline_is_complete():
+    np.random.seed(0)
+    gate = PolicyGate(share=0.5, window=4)
+    world = World(gate, lambda player, number: (True, 3), 4)
+    for _ in range(4):
+        world.step(warm_up=True)
+    for _ in range(5):
+        world.step(ready=False)  # only the critics learn
+    world.until(lambda: gate.baseline.complete, ready=False)
+    world.step(ready=False)
+    assert not gate.on_trial and not gate.noise_free.any()  # no slot is wasted meanwhile
+    world.step()
+    assert gate.on_trial
+
+
+@pytest.mark.parametrize("n_envs", [1, 4, 32])
+def test_trials_count_in_the_order_of_their_start(n_envs):
+    """The first trial fails so slowly that it ends last: it counts, and nothing is decided before it has ended."""
+    outcomes = [False] + [True] * 6 + [False] + [True] * 16
+    gate = make(vla=0.25)
+    lengths = {True: 2, False: 30}
+    world = World(gate, by_number(outcomes, (lengths[False], lengths[True])), n_envs)
+    for _ in range(min(29, 2 * n_envs)):
+        assert not world.step() and gate.on_trial and not gate.screened
+    world.until(lambda: gate.approvals)
+    assert gate.deployed.count() == (16, 16)  # 6 of 8 have passed the screening
+    assert gate.candidates == 1 and len(gate.recent) == 8
+
+
+def test_only_as_many_trials_as_are_needed_are_free_of_noise():
+    np.random.seed(0)
+    gate = make(vla=0.0)
+    world = World(gate, lambda player, number: (True, 30), 64)
+    world.step()
+    assert world.started[ACTOR] == 24 and gate.noise_free.sum() == 24
+    world.until(lambda: gate.approvals, limit=30)
+    assert not gate.noise_free[24:].any()
+
+
+def test_share_of_trials():
+    np.random.seed(0)
+    gate, free = make(share=0.25, window=1000), []
+    world = World(gate, lambda player, number: (True, 1), 4)
+    for _ in range(500):
+        world.step()
+        free += (world.played[-1] == ACTOR).tolist()
+    assert abs(np.mean(free) - 0.25) < 0.03
+
+
+def test_a_rejected_actor_leaves_its_episodes_to_practice():
+    gate = make(vla=0.5)
+    world = World(gate, by_number([False] * 20, (4, 4)), 8)
+    for _ in range(4):
+        world.step()
+    assert not gate.on_trial and gate.candidates == 1
+    world.step()
+    assert gate.on_trial and gate.candidates == 2 and (world.played[-1] == ACTOR).all()
+    gate.abandon_trial()
+    world.step()  # a third one, whose episodes have not begun
+    assert gate.candidates == 3 and not (world.played[-1] == ACTOR).any() and not gate.trials.trials
+
+
+def test_an_actor_is_rejected_as_soon_as_it_cannot_pass():
+    gate = make(vla=0.5)
+    needed = min(k for k in range(9) if beyond_chance(k, 8, 16, 32, 0.1))
+    world = World(gate, by_number([False] * (9 - needed) + [True] * 30, (1, 1)))
+    for failures in range(9 - needed):
+        assert failures == 0 or (gate.on_trial and gate.candidates == 1)
+        world.step()
+    assert not gate.on_trial and gate.confirmations == 0
+
+
+def test_broken_simulators_and_takeovers_are_replaced():
+    gate = make(vla=0.0)
+    world = World(gate, lambda player, number: (True, 2))
+    world.step()
+    world.step(broken=True)
+    world.step()
+    assert len(gate.trials.trials) == 1
+    world.step(intervention=np.array([False, True]))  # an expert has helped
+    assert not gate.trials.trials and not gate.recent
+    for number in range(1, 9):
+        world.step()
+        world.step(intervention=np.array([False, False]))
+        assert len(gate.recent) == number
+    assert gate.screened and gate.on_trial
+    world.step()
+    world.dones[:] = True  # the script's episode is over with its simulator
+    gate.step(world.policy, [chunk(broken=True)], np.array([True]))
+    world.until(lambda: gate.approvals, limit=33)
+    assert gate.deployed.count() == (16, 16)
+
+
+def test_restarts_do_not_favour_short_episodes():
+    """Environments are reset every 30 vector steps: whatever runs is cut off, which are mostly failures."""
+    np.random.seed(0)
+    shares = []
+    for _ in range(40):
+        gate = PolicyGate(share=0.5, window=16)
+        world = World(gate, lambda player, number: (True, 2) if np.random.random() < 0.5 else (False, 20), 32)
+        for number in range(200):
+            if number % 30 == 29:
+                gate.restart(32)
+                world.restart()
+            world.step(warm_up=number < 16)
+            if gate.baseline.complete:
+                break
+        assert gate.baseline.complete
+        shares.append(gate.baseline.count()[0] / 64)
+    assert abs(np.mean(shares) - 0.5) < 0.03
 
 
 def test_an_episode_cut_off_by_a_restart_does_not_count():
-    gate = PolicyGate(share=1.0, window=1)
-    gate.vla = [False]
-    played(gate, [chunk()], [False], False)
-    gate.restart(1)
-    gate.start_trial(POLICY)
-    assert episode(gate, True)  # not "both": the VLA's part was in another episode
+    gate = make(vla=0.0)
+    world = World(gate, lambda player, number: (True, 3), 2)
+    world.step()
+    gate.restart(2)
+    world.restart()
+    assert not gate.trials.trials and gate.on_trial and gate.baseline.complete
+    world.until(lambda: gate.recent)
+    assert [trial.steps for trial in gate.trials.ended()] == [24, 24]
 
 
-def test_nobody_beats_a_vla_that_has_not_played():
-    gate = PolicyGate(share=1.0, window=2)
-    assert not any(episode(gate, True) for _ in range(4))
-    episode(gate, False, by_actor=False)
-    assert [episode(gate, True) for _ in range(2)] == [False, True]
+# ---------------------------------------------------------------- runs and files
 
 
-def test_share_of_quiet_episodes():
-    np.random.seed(0)
-    gate, quiet = PolicyGate(share=0.25, window=10), []
-    gate.restart(4)
-    for _ in range(1000):
-        quiet += gate.noise_free.tolist()
-        played(gate, [chunk()] * 4, [True] * 4, True)
-    assert abs(np.mean(quiet) - 0.25) < 0.03
-    gate.play_vla()
-    assert gate.noise_free.all()
+def test_a_new_run_asks_the_vla_again():
+    gate = make(vla=0.0)
+    world = World(gate, lambda player, number: (True, 3), 2)
+    world.step()
+    gate.deployed, gate.approvals, gate.confirmations = of(16, 16), 1, 3
+    gate.begin()
+    gate.restart(2)
+    assert not gate.on_trial and not gate.baseline.trials and not gate.deployed.trials
+    assert (gate.approvals, gate.confirmations) == (1, 3)
+    world.restart()
+    world.step(warm_up=True)
+    world.step()
+    assert (world.played[-1] == VLA).all() and len(gate.baseline.trials) == 2
 
 
-def test_state_goes_on_in_another_gate():
-    gate = PolicyGate(share=1.0, window=3)
-    for success in (True, False):
-        episode(gate, success, by_actor=False)
-    episode(gate, True)
-    again = PolicyGate(share=1.0, window=3)
-    again.load_state_dict(json.loads(json.dumps(gate.state_dict())))
-    assert again.state_dict() == gate.state_dict() and again.vla_rate == 0.5 and again.on_trial
-    assert [episode(g, True) for _ in range(2) for g in (gate, again)] == [False] * 4  # 3 of 3 leave 44 %
-    assert again.state_dict() == gate.state_dict() and again.recent == gate.recent == deque([True] * 3, maxlen=3)
+@pytest.mark.parametrize("after", [10, 60, 100, 250])
+def test_state_goes_on_in_another_gate(after):
+    def world_of(gate):
+        return World(gate, lambda player, number: (number % 3 > 0, 2 + number % 4), 4)
+
+    np.random.seed(after)
+    world = world_of(PolicyGate(window=4))
+    for number in range(after):
+        world.step(warm_up=number < 20)
+    gate = world.gate
+    state = json.loads(json.dumps(gate.state_dict()))
+    again = PolicyGate(window=4)
+    again.load_state_dict(state)
+    assert again.state_dict() == gate.state_dict()
+    assert (len(gate.baseline.trials) > 0) and (after < 100 or gate.on_trial)
+    ends = []
+    for one in (copy.deepcopy(gate), pickle.loads(pickle.dumps(gate)), again):
+        np.random.seed(0)
+        world = world_of(one)  # new episodes, as after a checkpoint
+        assert one.state_dict() == gate.state_dict()
+        for _ in range(200):
+            world.step()
+        ends.append((one.state_dict(), np.concatenate(world.played)))
+    for state, played in ends[1:]:
+        assert state == ends[0][0] and np.array_equal(played, ends[0][1])
+    assert again.recent == deque(ends[0][0]["recent"], maxlen=4)
+
+
+def test_an_open_baseline_is_told_once():
+    gate = PolicyGate(share=0.5, window=16)
+    world = World(gate, lambda player, number: (True, 3), 2)
+    for _ in range(30):
+        world.step(warm_up=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gate.warn_of_open_baseline()  # nobody has practised yet
+    world.step()
+    with pytest.warns(UserWarning, match=r"No actor has been on trial.*: 20 noise-free episodes .* 64 are needed"):
+        gate.warn_of_open_baseline()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gate.warn_of_open_baseline()
+        gate.baseline, gate._warned = of(3, 64), False
+        gate.warn_of_open_baseline()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"share": 1.5}, r"gate.share must be in \(0, 1\]"),
+        ({"share": 0.0}, "gate.share"),
+        ({"window": 0}, "gate.window must be an integer >= 1"),
+        ({"budget": 0.0}, r"gate.budget must be in \(0, 1\)"),
+        ({"budget": 1}, "gate.budget"),
+        ({"budget": "low"}, "gate.budget"),
+        ({"window": 1}, "gate.window=1 is too small for gate.budget=0.05: .* Raise gate.window"),
+        ({"window": 2, "budget": 0.001}, "gate.window=2 is too small"),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        PolicyGate(**settings)
+    PolicyGate(window=2)
+
+
+# ---------------------------------------------------------------- auditions
+
+
+@pytest.mark.parametrize(
+    ("fixed", "broken", "number"), [(8, 0, 1), (6, 0, 1), (8, 0, 2), (8, 0, 5), (9, 1, 1), (9, 2, 1)]
+)
+def test_auditions_spend_levels_of_their_own(fixed, broken, number):
+    gate = make()
+    gate.confirmations = 7
+    for _ in range(number - 1):
+        assert gate.audition(Copies(), lambda: "played", lambda result: (3, 3)) == ("played", False)
+    n = fixed + broken
+    p = sum(comb(n, i) for i in range(fixed, n + 1)) / 2**n
+    world = World(gate, lambda player, number: (True, 3))
+    world.step()
+    assert gate.on_trial and gate.auditions == number - 1
+    passed = gate.audition(Copies(), lambda: "played", lambda result: (fixed, broken))[1]
+    assert passed is (p <= 0.025 / (number * (number + 1)))
+    assert gate.approvals == passed and gate.on_trial is not passed
+    assert (gate.auditions, gate.confirmations) == ((0, 0) if passed else (number, 7))
 
 
 class Sine(th.nn.Module):
@@ -196,194 +482,19 @@ class OtherPolicy:
 
 
 def test_any_policy_with_an_actor_can_be_gated():
-    """An actor with flat actions (B, 2), two environments, the second one without noise."""
-    gate, policy = PolicyGate(share=1.0, window=2), OtherPolicy()
+    """An actor with flat actions (B, 2), two environments; the actor on trial stays as it is."""
+    gate, policy = make(vla=0.0, window=2), OtherPolicy()
     gate.restart(2)
-    gate.noise_free[:] = [False, True]
-    gate.vla = [False] * 10
-    observation, chunks = th.ones(2, 2), np.zeros((2, 2), np.float32)
-    waiting = gate.choose(policy, observation, chunks, ready=False)
+    observation, chunks, reference = th.ones(2, 2), np.zeros((2, 2), np.float32), np.ones((2, 2), np.float32)
+    waiting = gate.choose(policy, observation, chunks, reference, ready=False)
     assert not waiting.any() and not gate.on_trial
-    chosen = gate.choose(policy, observation, chunks, ready=True)
-    assert not chosen[0].any() and chosen[1] == pytest.approx(0.3 * np.sin(1.0)) and gate.candidates == 1
+    gate.restart(2)
+    chosen = gate.choose(policy, observation, chunks, reference, ready=True)
+    assert chosen == pytest.approx(0.3 * np.sin(1.0)) and gate.candidates == 1
     policy.training_actor.size.data.fill_(9.0)
-    assert np.array_equal(gate.choose(policy, observation, chunks, ready=True), chosen)
+    assert np.array_equal(gate.choose(policy, observation, chunks, reference, ready=True), chosen)
     assert gate.plays_vla(policy)
-    for _ in range(2):
-        gate.noise_free[:] = [False, True]
-        gate.step(policy, [chunk(), chunk(success=True)], np.array([False, True]), ready=True)
+    for _ in range(3):
+        gate.choose(policy, observation, chunks, reference, ready=True)
+        gate.step(policy, [chunk(success=True)] * 2, np.array([True, True]))
     assert policy.actor_deployed.size.item() == pytest.approx(0.3) and not gate.plays_vla(policy)
-
-
-class Watch(BaseCallback):
-    """What is handed out, and what is on trial, on fixed observations."""
-
-    def __init__(self, obs):
-        super().__init__()
-        self.observations, self.handed_out, self.tried, self.approvals, self.candidates = obs, [], [], [], []
-
-    def _on_step(self) -> bool:
-        self.model.gate.vla = [False]  # a VLA that never succeeds, so that one success is better
-        self.handed_out.append(self.model.predict(self.observations)[0])
-        self.tried.append(chunks(self.model.policy.actor_on_trial, self.model, self.observations))
-        self.approvals.append(self.model.gate.approvals)
-        self.candidates.append(self.model.gate.candidates)
-        return True
-
-
-def chunks(actor, model: RLT, obs) -> np.ndarray:
-    with th.no_grad():
-        return actor(model.policy.obs_to_tensor(obs)[0]).numpy().reshape(obs["vla_ref"].shape)
-
-
-def make(**kwargs) -> RLT:
-    venv = GymnasiumVecEnv(FakeRLTokenVectorEnv(2))
-    settings = dict(learning_starts=20, critic_warmup_updates=4, batch_size=32, policy_kwargs=dict(net_arch=[32, 32]))
-    return RLT("MultiInputPolicy", venv, seed=0, device="cpu", **(settings | kwargs))
-
-
-def test_predict_changes_with_approvals_only():
-    model = make(gate={"share": 0.5, "window": 1})
-    obs = model.env.reset()
-    watch = Watch(obs)
-    model.learn(300, callback=watch)
-    assert not np.array_equal(chunks(model.policy.training_actor, model, obs), obs["vla_ref"])
-    first = int(np.argmax(np.array(watch.approvals) > 0))
-    assert first > 0
-    for chunk in watch.handed_out[:first]:
-        assert np.array_equal(chunk, obs["vla_ref"])
-    for number in range(1, len(watch.approvals)):
-        handed_out, tried = watch.handed_out[number], watch.tried[number]
-        if watch.approvals[number] > watch.approvals[number - 1]:
-            # the very actor that was on trial when the episode ended; the next one has been nominated since
-            assert np.array_equal(handed_out, watch.tried[number - 1])
-        else:
-            assert np.array_equal(handed_out, watch.handed_out[number - 1])
-        if watch.candidates[number] == watch.candidates[number - 1]:
-            assert np.array_equal(tried, watch.tried[number - 1])  # it does not move while it is tried
-    assert watch.approvals[-1] >= 2
-
-
-def test_trials_are_played_by_the_actor_on_trial():
-    model = make(gate={"share": 0.5, "window": 4})
-    model.learn(300)
-    model.gate.start_trial(model.policy)
-    with th.no_grad():  # the actor that practises goes on meanwhile
-        model.policy.training_actor.mu[-1].bias.add_(0.01)
-    model.gate.noise_free[:] = [False, True]
-    further = NormalActionNoise(np.zeros((4, 7)), np.full((4, 7), 0.1))
-    actions, _ = model._sample_action(model.learning_starts, further, n_envs=2)
-    on_trial = chunks(model.policy.actor_on_trial, model, model._last_obs)
-    assert np.array_equal(actions[1], np.clip(on_trial[1], -1, 1))
-    assert not np.array_equal(on_trial[1], chunks(model.policy.training_actor, model, model._last_obs)[1])
-
-
-def test_without_trials_the_present_actor_is_handed_out():
-    model = make()
-    model.learn(100)
-    obs = model.env.reset()
-    candidate = chunks(model.policy.training_actor, model, obs)
-    assert np.array_equal(model.predict(obs)[0], candidate)
-    assert not np.array_equal(candidate, obs["vla_ref"])
-
-
-def test_what_was_approved_survives_saving(tmp_path):
-    model = make(gate={"share": 0.5, "window": 4})
-    model.learn(300)
-    model.gate.start_trial(model.policy)
-    model.gate.deploy(model.policy)
-    obs = model.env.reset()
-    model.save(tmp_path / "model.zip")
-    loaded = RLT.load(tmp_path / "model.zip", device="cpu")
-    assert np.array_equal(loaded.predict(obs)[0], model.predict(obs)[0])
-    assert loaded.gate.state_dict() == model.gate.state_dict() and loaded.gate.approvals > 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"gate": {"share": 1.5}}, r"gate.share must be in \(0, 1\]"),
-        ({"gate": {"share": 0.0}}, "gate.share"),
-        ({"gate": {"window": 0}}, "gate.window must be an integer >= 1"),
-        ({"gate": {}, "learning_starts": 0}, "learning_starts must be > 0 with a gate"),
-    ],
-)
-def test_bad_settings_are_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        make(**settings)
-
-
-def test_a_loaded_model_keeps_its_gate(tmp_path):
-    make().save(tmp_path / "model.zip")
-    with pytest.raises(ValueError, match=r"gate cannot be changed by load\(\)"):
-        RLT.load(tmp_path / "model.zip", gate={"share": 0.5})
-
-
-# ---------------------------------------------------------------- selection states
-
-
-def outcome(successes: int) -> Evaluation:
-    return Evaluation("x", "selection", [StateResult(p, 0, p, p < successes, 5, 1) for p in range(20)])
-
-
-def selection(model: RLT, evaluate, tmp_path, **kwargs) -> SelectionCallback:
-    callback = SelectionCallback(evaluate, 20, outcome(10), BudgetCallback(100), tmp_path / "best.zip", **kwargs)
-    callback.init_callback(model)
-    return callback
-
-
-def test_selection_plays_practicing_actor_until_one_is_approved(tmp_path):
-    model = make(gate={"share": 0.5, "window": 50})
-    model.learn(100)
-    obs = model.env.reset()
-    results, played = iter([outcome(14), outcome(15), outcome(3)]), []
-
-    def evaluate(player):
-        played.append(player.predict(obs)[0])
-        return next(results)
-
-    callback = selection(model, evaluate, tmp_path)
-    practising = chunks(model.policy.training_actor, model, obs)
-    assert not np.array_equal(practising, obs["vla_ref"])
-    # 14 of 20: at least 48 % (Wilson), not above the VLA's 50 %
-    assert callback.run().evaluation == outcome(10)
-    assert np.array_equal(played[-1], practising) and np.array_equal(model.predict(obs)[0], obs["vla_ref"])
-    # 15 of 20: at least 53 %
-    assert callback.run().evaluation == outcome(15)
-    assert np.array_equal(model.predict(obs)[0], practising) and model.gate.approvals == 1
-    assert np.array_equal(RLT.load(tmp_path / "best.zip", device="cpu").predict(obs)[0], practising)
-    model.policy.training_actor.mu[-1].bias.data.add_(0.1)
-    assert callback.run().evaluation == outcome(3)  # of what is handed out, from now on
-    assert np.array_equal(played[-1], practising)
-
-
-def test_an_untrained_direct_actor_is_not_taken_for_the_vla(tmp_path):
-    model = make(gate={"share": 0.5}, policy_kwargs={"actor_mode": "direct"})
-    model.learn(30)
-    callback = selection(model, lambda player: outcome(3), tmp_path)
-    assert callback.run().evaluation == outcome(3) and model.gate.none_deployed
-
-
-def test_interrupt_while_practicing_actor_plays_deploys_nothing(tmp_path):
-    model = make(gate={"share": 0.5, "window": 50})
-    model.learn(100)
-    obs = model.env.reset()
-
-    def interrupted(player):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        selection(model, interrupted, tmp_path).run()
-    assert np.array_equal(model.predict(obs)[0], obs["vla_ref"]) and model.gate.none_deployed
-
-
-def test_networks_that_are_put_back_end_the_running_trial(tmp_path):
-    model = make(gate={"share": 0.5, "window": 50})
-    model.gate.approvals = 1
-    model.learn(100)
-    results = iter([outcome(18), outcome(1)])
-    callback = selection(model, lambda player: next(results), tmp_path, guard="restore")
-    callback.run()
-    model.gate.start_trial(model.policy)
-    callback.run()
-    assert not model.gate.on_trial

@@ -1,0 +1,208 @@
+#!/usr/bin/env python
+"""
+How often the deployment gate errs: whole runs of the real class, with players that succeed at known rates.
+
+    python benchmarks/gate.py                   # the table in docs/guide/deployment_gate.md
+    python benchmarks/gate.py --runs 100        # a quick look
+
+A run is 7,200 chunks, the first 500 of them the VLA's. A success takes 8 chunks and a failure 20, as in the runs on
+LIBERO; the rows on speed have successes of 6, 8 or 10 chunks, or of 4, 6 or 8. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch as th
+
+from rlt_sb3.common.chunk_outcome import ChunkOutcome
+from rlt_sb3.common.policy_gate import PolicyGate
+from rlt_sb3.common.stats import wilson_interval
+
+ROWS, WARM_UP, FAILURE = 7200, 500, 20
+C = 8  # control steps of a chunk
+SLOW, QUICK = (6, 8, 10), (4, 6, 8)
+
+
+@dataclass(frozen=True)
+class Player:
+    """Succeeds at a rate, in one of some numbers of chunks."""
+
+    rate: float
+    lengths: tuple[int, ...] = (8,)
+
+    def clone(self) -> Player:
+        """As a tensor of a network's state has it."""
+        return self
+
+    def episode(self) -> tuple[bool, int]:
+        """:return: success, chunks"""
+        if np.random.random() >= self.rate:
+            return False, FAILURE
+        return True, self.lengths[np.random.randint(len(self.lengths))]
+
+
+class Copies:
+    """A policy whose training actor is a :class:`Player` that can change; copies stay as they are."""
+
+    starts_at_vla = True
+
+    def __init__(self, actor: Player):
+        self.training = self.on_trial = self.deployed = actor
+
+    def start_trial(self) -> None:
+        self.on_trial = self.training
+
+    def deploy(self, parameters: dict[str, Player]) -> None:
+        self.deployed = parameters["player"]
+
+    actor_on_trial = property(lambda self: Actor(self.on_trial))
+    actor_deployed = property(lambda self: Actor(self.deployed))
+    training_actor = property(lambda self: Actor(self.training))
+
+
+class Actor:
+    """What the gate sees of an actor: here its chunk is the number 2."""
+
+    def __init__(self, player: Player):
+        self.player = player
+
+    def __call__(self, observation: th.Tensor) -> th.Tensor:
+        return observation
+
+    def state_dict(self) -> dict[str, Player]:
+        return {"player": self.player}
+
+
+def run(
+    vla: Player,
+    learner: Callable[[float], Player],
+    n_envs: int,
+    auditions: int = 0,
+    states: int = 48,
+    rows: int = ROWS,
+    **settings: float,
+) -> tuple[int | None, str]:
+    """
+    One run, until the first deployment.
+
+    :param vla: the VLA
+    :param learner: the training actor, by the share of the run that is over
+    :param n_envs: environments
+    :param auditions: selection evaluations, evenly over the run
+    :param states: initial states of each
+    :param rows: chunks of the run
+    :param settings: of the gate
+    :return: chunks up to the first deployment, or None; and who has decided it
+    """
+    gate, policy = PolicyGate(**settings), Copies(learner(0.0))
+    gate.restart(n_envs)
+    observation, noisy, reference = th.full((n_envs, 1), 2.0), np.zeros((n_envs, 1)), np.ones((n_envs, 1))
+    baseline = np.random.random(states) < vla.rate
+    playing, left, success = np.full(n_envs, -1.0), np.zeros(n_envs, int), np.zeros(n_envs, bool)
+    dones = np.ones(n_envs, bool)
+    # all episodes end at multiples of so many chunks, and nothing happens in between: one vector step stands for them
+    unit = math.gcd(FAILURE, *vla.lengths, *learner(0.0).lengths)
+    goes_on, fails, succeeds = (
+        ChunkOutcome(C * unit, np.zeros(C), np.zeros((C, 7)), success=success) for success in (False, False, True)
+    )
+    played = 0  # auditions so far
+    for chunks in range(0, rows, n_envs * unit):
+        progress = chunks / rows
+        policy.training = learner(progress)
+        if auditions and (auditions + 1) * chunks // rows > played:
+            played += 1
+            solved = np.random.random(states) < policy.training.rate
+            paired = int((solved & ~baseline).sum()), int((baseline & ~solved).sum())
+            if gate.audition(policy, lambda: None, lambda _, paired=paired: paired)[1]:
+                return chunks, "audition"
+        if chunks < WARM_UP:
+            gate.play_vla()
+            chosen = reference
+        else:
+            chosen = gate.choose(policy, observation, noisy, reference, ready=True)
+        for env in np.flatnonzero(dones):  # who plays when an episode begins decides how it ends
+            playing[env] = chosen[env, 0]
+            player = {0.0: policy.training, 1.0: vla, 2.0: policy.on_trial}[playing[env]]
+            success[env], left[env] = player.episode()
+        left -= unit
+        dones = left == 0
+        outcomes = [(succeeds if s else fails) if d else goes_on for s, d in zip(success, dones, strict=True)]
+        gate.step(policy, outcomes, dones)
+        if gate.approvals:
+            return chunks + n_envs * unit, "trials"
+    return None, ""
+
+
+def improving(progress: float) -> Player:
+    """Starts at 63 %, falls to 20 % in the first fifth of a run, and rises to 95 % by three fifths."""
+    return Player(float(np.interp(progress, [0.0, 0.2, 0.6], [0.63, 0.2, 0.95])))
+
+
+def constant(player: Player) -> Callable[[float], Player]:
+    """:return: a training actor that stays as it is"""
+    return lambda progress: player
+
+
+def describe(name: str, n_envs: int, runs: int, **settings) -> str:
+    """:return: a row of the table"""
+    vla, learner, auditions = CASES[name]
+    results = [run(vla, learner, n_envs, auditions, **settings) for _ in range(runs)]
+    when = [chunks for chunks, _ in results if chunks is not None]
+    low, high = wilson_interval(len(when), runs)
+    by_audition = sum(route == "audition" for _, route in results)
+    median = f"{np.median(when):,.0f}" if when else ""
+    share = f"{len(when) / runs:.3f} ({low:.3f} to {high:.3f})"
+    return f"| {name} | {n_envs} | {runs} | {share} | {by_audition if auditions else ''} | {median} |"
+
+
+def _rates(vla: float, actor: float) -> tuple[Player, Callable[[float], Player], int]:
+    return Player(vla), constant(Player(actor)), 0
+
+
+#: name: VLA, training actor, auditions
+CASES: dict[str, tuple[Player, Callable[[float], Player], int]] = {
+    "63 %, actor 63 %": _rates(0.63, 0.63),
+    "35 %, actor 35 %": _rates(0.35, 0.35),
+    "63 %, actor 50 %": _rates(0.63, 0.50),
+    "90 %, actor 90 %": _rates(0.9, 0.9),
+    "63 %, actor 63 %, 6 auditions": (Player(0.63), constant(Player(0.63)), 6),
+    "95 % in 8 chunks, actor the same": (Player(0.95, SLOW), constant(Player(0.95, SLOW)), 0),
+    "85 % in 8 chunks, actor the same": (Player(0.85, SLOW), constant(Player(0.85, SLOW)), 0),
+    "63 %, actor 95 %": _rates(0.63, 0.95),
+    "35 %, actor 80 %": _rates(0.35, 0.80),
+    "63 %, actor 80 %": _rates(0.63, 0.80),
+    "63 %, actor 95 %, 6 auditions": (Player(0.63), constant(Player(0.95)), 6),
+    "63 %, actor from 63 % over 20 % to 95 %": (Player(0.63), improving, 0),
+    "95 % in 8 chunks, actor 95 % in 6": (Player(0.95, SLOW), constant(Player(0.95, QUICK)), 0),
+}
+#: the cases that the gate is made for
+PROMISED = ("63 %, actor 63 %", "63 %, actor 63 %, 6 auditions", "63 %, actor 95 %")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=1000, help="runs of a promised row; a fifth of them of the others")
+    parser.add_argument("--num-envs", type=int, nargs="+", default=[2, 8, 32])
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="CASE")
+    parser.add_argument("--budget", type=float, default=0.05)
+    parser.add_argument("--window", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    th.set_num_threads(1)
+    np.random.seed(args.seed)
+    print("| VLA, actor | envs | runs | deployed (95 % interval) | by an audition | first after, chunks |")
+    print("|---|---|---|---|---|---|")
+    for name in args.cases:
+        for n_envs in args.num_envs:
+            runs = args.runs if name in PROMISED else -(-args.runs // 5)
+            print(describe(name, n_envs, runs, window=args.window, budget=args.budget), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Episodes of one player, counted in the order of their start, and what two such samples say about each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import numpy as np
+
+from rlt_sb3.common.stats import fisher_p, mann_whitney_p
+
+
+@dataclass(eq=False)
+class Trial:
+    """
+    One episode.
+
+    :param start: vector step in which it began
+    :param steps: control steps so far
+    :param task: its task
+    :param success: whether it ended in success; None while it runs
+    """
+
+    start: int
+    steps: int = 0
+    task: int = 0
+    success: bool | None = None
+
+
+class Sample:
+    """
+    The first so many episodes that one player has started.
+
+    Successes are shorter than failures, so the first episodes to *finish* are successes more often than they should
+    be. The first episodes to *start* are a fair sample, as soon as all of them have ended.
+
+    :param size: episodes wanted
+    :param trials: episodes so far, in order of their start
+    """
+
+    def __init__(self, size: int = 0, trials: Iterable[Trial] = ()):
+        self.size, self.trials = size, list(trials)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the next episode to start belongs to the sample."""
+        return len(self.trials) < self.size
+
+    @property
+    def complete(self) -> bool:
+        """Whether all episodes have started and ended."""
+        return not self.wanted and all(trial.success is not None for trial in self.trials)
+
+    def start(self, now: int) -> Trial:
+        """
+        An episode starts.
+
+        :param now: the vector step
+        :return: the episode, to be told what happens
+        """
+        self.trials.append(Trial(now))
+        return self.trials[-1]
+
+    def drop(self, trial: Trial) -> None:
+        """:param trial: does not count; the next one to start is taken in its place"""
+        self.trials.remove(trial)
+
+    def ended(self, n: int | None = None) -> list[Trial]:
+        """
+        :param n: of the first so many that have started; None: of all
+        :return: episodes that have ended
+        """
+        return [trial for trial in self.trials[:n] if trial.success is not None]
+
+    def count(self, task: int | None = None) -> tuple[int, int]:
+        """
+        :param task: None: all
+        :return: successes, and episodes that have ended
+        """
+        outcomes = [trial.success for trial in self.ended() if task is None or trial.task == task]
+        return sum(map(bool, outcomes)), len(outcomes)
+
+    def until(self, last: int) -> Sample:
+        """
+        :param last: vector step
+        :return: the sample that is left if the running episodes are cut off: all of it if it is complete, else what
+            was started up to then. To drop the running episodes alone would leave the short ones, which are successes
+        """
+        return self if self.complete else Sample(self.size, [trial for trial in self.trials if trial.start <= last])
+
+    def to_list(self) -> list[Any]:
+        """:return: plain data for :meth:`from_list`"""
+        return [self.size, *map(list, map(astuple, self.trials))]
+
+    @classmethod
+    def from_list(cls, data: Sequence[Any]) -> Sample:
+        """:param data: of :meth:`to_list`"""
+        size, *trials = data
+        return cls(size, [Trial(*trial) for trial in trials])
+
+
+def is_better(sample: Sample, n: int, reference: Sample, level: float, by_speed: bool) -> bool | None:
+    """
+    Whether a player is better than another, judged by the first episodes of a sample.
+
+    :param sample: of the player
+    :param n: number of episodes to judge by
+    :param reference: of the other player, complete
+    :param level: of the tests
+    :param by_speed: whether it has to be quicker with as many successes; else it has to succeed more often, or as often
+        where not even n successes reach the level
+    :return: the verdict; None if it is open. A negative one comes as soon as nothing can change it
+    """
+    trials = sample.ended(n)
+    successes, episodes = reference.count()
+    as_often = by_speed or fisher_p((n, n, successes, episodes)) > level
+    if len({trial.task for trial in (*trials, *reference.trials)}) == 1:  # trials to come may be of easier tasks
+        best = n - sum(not trial.success for trial in trials)
+        if best * episodes < successes * n if as_often else fisher_p((best, n, successes, episodes)) > level:
+            return False
+    if len(trials) < n:
+        return None
+    judged = Sample(n, trials)
+    enough = as_successful(judged, reference) if as_often else more_successes_p(judged, reference) <= level
+    return enough and (not by_speed or quicker_p(judged, reference) <= level)
+
+
+def tables(sample: Sample, reference: Sample) -> list[tuple[int, int, int, int]]:
+    """
+    :param sample: of one player
+    :param reference: of another
+    :return: for each task that both have played: successes and episodes, of the one and of the other
+    """
+    tasks = sorted({trial.task for trial in sample.ended()} & {trial.task for trial in reference.ended()})
+    return [(*sample.count(task), *reference.count(task)) for task in tasks]
+
+
+def more_successes_p(sample: Sample, reference: Sample) -> float:
+    """
+    :param sample: of one player
+    :param reference: of another
+    :return: p value for more successes, compared task by task
+    """
+    return fisher_p(*tables(sample, reference))
+
+
+def as_successful(sample: Sample, reference: Sample) -> bool:
+    """
+    :param sample: of one player
+    :param reference: of another
+    :return: whether it has as many successes as the other's shares of success let expect in the same tasks
+    """
+    by_task = tables(sample, reference)
+    return sum(k for k, *_ in by_task) >= sum(n * k0 / n0 for _, n, k0, n0 in by_task) - 1e-9
+
+
+def worse_on_a_task(sample: Sample, reference: Sample, level: float) -> bool:
+    """
+    :param sample: of one player
+    :param reference: of another
+    :param level: of all tasks together
+    :return: whether it succeeds less often in one of the tasks, which a gain in others can hide
+    """
+    by_task = tables(sample, reference)
+    return any(fisher_p((k0, n0, k, n)) <= level / len(by_task) for k, n, k0, n0 in by_task)
+
+
+def quicker_p(sample: Sample, reference: Sample) -> float:
+    """
+    :param sample: of one player
+    :param reference: of another
+    :return: p value for fewer control steps in the successful episodes. Steps are in units of the other player's
+        median in the same task; tasks that it has not solved do not count
+    """
+    mine, others = ([t for t in trials.ended() if t.success] for trials in (sample, reference))
+    unit = {task: np.median([t.steps for t in others if t.task == task]) for task in {t.task for t in others}}
+    return mann_whitney_p(
+        [float(t.steps / unit[t.task]) for t in mine if t.task in unit], [float(t.steps / unit[t.task]) for t in others]
+    )

@@ -1,0 +1,54 @@
+"""How often the gate errs in whole runs: a small version of ``benchmarks/gate.py``."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    path = Path(__file__).resolve().parents[3] / "benchmarks/gate.py"
+    spec = importlib.util.spec_from_file_location("gate_benchmark", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look themselves up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def deployed(benchmark, vla, actor, n_envs, runs, auditions=0, **settings) -> float:
+    np.random.seed(0)
+    results = [
+        benchmark.run(benchmark.Player(vla), benchmark.constant(benchmark.Player(actor)), n_envs, auditions, **settings)
+        for _ in range(runs)
+    ]
+    return float(np.mean([chunks is not None for chunks, _ in results]))
+
+
+@pytest.mark.parametrize(("n_envs", "runs"), [(2, 25), (8, 60), (32, 60)])
+def test_a_much_better_actor_is_deployed(benchmark, n_envs, runs):
+    assert deployed(benchmark, 0.63, 0.95, n_envs, runs) >= 0.9
+
+
+@pytest.mark.parametrize(("n_envs", "runs"), [(2, 25), (8, 60), (32, 60)])
+def test_an_equal_actor_is_not_deployed(benchmark, n_envs, runs):
+    assert deployed(benchmark, 0.63, 0.63, n_envs, runs, auditions=6) <= 0.1
+
+
+def test_the_budget_bounds_the_errors(benchmark):
+    """Many more errors with a budget of nearly one, none with a tiny one."""
+    assert deployed(benchmark, 0.5, 0.5, 32, 60, auditions=6, budget=0.99) >= 0.15
+    assert deployed(benchmark, 0.5, 0.5, 32, 60, auditions=6, budget=1e-6) == 0.0
+
+
+def test_a_quicker_actor_replaces_a_vla_that_solves_nearly_all(benchmark):
+    np.random.seed(0)
+    vla, actor = benchmark.Player(0.95, benchmark.SLOW), benchmark.Player(0.95, benchmark.QUICK)
+    quicker = [benchmark.run(vla, benchmark.constant(actor), 8)[0] is not None for _ in range(20)]
+    equal = [benchmark.run(vla, benchmark.constant(vla), 8)[0] is not None for _ in range(20)]
+    assert np.mean(quicker) >= 0.7 and np.mean(equal) <= 0.1
