@@ -195,11 +195,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     th.set_num_threads(1)
-    np.random.seed(args.seed)
     print("| VLA, actor | envs | runs | deployed (95 % interval) | by an audition | first after, chunks |")
     print("|---|---|---|---|---|---|")
     for name in args.cases:
         for n_envs in args.num_envs:
+            np.random.seed([args.seed, n_envs, list(CASES).index(name)])  # a row is the same alone
             runs = args.runs if name in PROMISED else -(-args.runs // 5)
             print(describe(name, n_envs, runs, window=args.window, budget=args.budget), flush=True)
 
