@@ -55,7 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no pull (bc_coef 0)": {"bc_coef": 0.0},
     "chunk length 1": {"chunk_length": 1},
     "no RL token (proprio only)": {"policy_kwargs": {"token_input": False}},
-    "time-outs taken for terminals": {"replay_buffer_kwargs": {"handle_timeout_termination": False}},
+    "time-outs taken for terminals": {"replay_buffer_kwargs": {"timeout_is_failure": True}},
     "pull on successes only": {"bc_failure_weight": 0.0},
     "direct actor": {"policy_kwargs": {"actor_mode": "direct"}},
     "direct actor, no reference input (paper's ablation)": {

@@ -8,6 +8,9 @@ import pytest
 # A shell's background job ignores SIGINT, and hands that on to its children; the tests of interrupts need the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Before torch is imported, here and in processes that tests start: small networks are quicker on one thread
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 #: Marks of tests that take minutes: left out unless asked for by name (``-m exact``) or with ``--all``.
 LONG = ("exact", "expensive", "all_tasks")

@@ -22,6 +22,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, 
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlt_sb3.common.chunk_outcome import ChunkOutcome, mean_over_chunks, outcomes_of
+from rlt_sb3.common.errors import unknown_settings
 from rlt_sb3.common.policy_gate import PolicyGate
 from rlt_sb3.common.value_bias import ValueBias
 
@@ -53,11 +54,12 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
     critic_warmup_updates: int
     q_bounds: tuple[float, float] | None
 
-    def _begin_counting(self, gate: dict[str, Any] | None) -> None:
-        """:param gate: arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, or None"""
-        check_names(gate, PolicyGate, type(self).__name__, "gate")
-        self.gate = None if gate is None else PolicyGate(**gate)
-        self.policy_kwargs["gated"] = gate is not None
+    def _begin_counting(self, gate: dict[str, Any] | bool) -> None:
+        """:param gate: arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, True for its defaults, or False"""
+        arguments = {} if isinstance(gate, bool) else gate
+        check_names(arguments, PolicyGate, type(self).__name__, "gate")
+        self.gate = None if gate is False else PolicyGate(**arguments)
+        self.policy_kwargs["gated"] = self.gate is not None
         self.saved_format = SAVED_FORMAT
         self._warned_of_returns = False
         self._update_credit = 0.0  # critic updates owed to rows already stored
@@ -252,11 +254,12 @@ def check_names(given: Mapping[str, Any] | None, owner: type, algorithm: str, se
     parameters = inspect.signature(owner.__init__).parameters  # type: ignore[misc]
     known = [name for name in parameters if name not in RESERVED]
     if given is not None and not isinstance(given, Mapping):
-        raise ValueError(f"{setting} must be a dict with some of {', '.join(known)}, got {given!r}.")
+        others = "True, False or " if setting == "gate" else ""
+        raise ValueError(f"{setting} must be {others}a dict with some of {', '.join(known)}, got {given!r}.")
     unknown = sorted(set(given or {}) - set(parameters))
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        missing = ", ".join(f"{setting}.{name}" if setting else name for name in unknown)
-        raise ValueError(f"{algorithm} has no setting {missing}; there is {', '.join(known)}.")
+        names = [f"{setting}.{name}" if setting else name for name in unknown]
+        raise ValueError(unknown_settings(algorithm, names, known))
 
 
 def check_saved_format(path: str | pathlib.Path | io.BufferedIOBase) -> None:

@@ -1,9 +1,22 @@
-"""Exploration noise for action chunks."""
+"""Exploration noise for action chunks, and the unit it is measured in."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from stable_baselines3.common.noise import ActionNoise
+
+#: one unit of action in standard deviations of the VLA's actions, and its limits. Noise of 0.05 units is 0.4 of the
+#: VLA's own spread, at least 0.01 and at most 0.05 of an action in [-1, 1]
+SPREADS, LOWEST_UNIT, HIGHEST_UNIT = 8.0, 0.2, 1.0
+
+
+def unit_from_spread(chunks: np.ndarray) -> np.ndarray:
+    """
+    :param chunks: actions of the VLA in [-1, 1], (N, C, d)
+    :return: one unit of action per dimension (d,), from the spread that the VLA's actions have
+    """
+    spread = np.clip(chunks, -1.0, 1.0).reshape(-1, chunks.shape[-1]).std(0, dtype=float)
+    return np.clip(SPREADS * spread, LOWEST_UNIT, HIGHEST_UNIT)
 
 
 class HeldNoise(ActionNoise):

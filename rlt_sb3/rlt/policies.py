@@ -159,7 +159,7 @@ class RLTCritic(ContinuousCritic):
         layer_norm: bool = True,
         n_target_critics: int | None = None,
         actor_q: str = "mean",
-        precision: str = "float32",
+        precision: str = "auto",
     ):
         # not ContinuousCritic's own __init__, which builds separate networks
         BaseModel.__init__(
@@ -234,9 +234,9 @@ class RLTPolicy(TD3Policy):
     :param n_critics: number of Q-functions; the minimum over them is the target
     :param n_target_critics: take the minimum over this many randomly chosen ones (REDQ), which is also cheaper;
         None: all
-    :param critic_precision: "float32", or "bfloat16" for the matrix products of the critics (parameters, losses and
-        targets stay float32): about twice as fast on processors that have bfloat16 instructions, slower on others;
-        "auto" asks the device on which the critics are
+    :param critic_precision: of the matrix products of the critics (parameters, losses and targets stay float32):
+        "bfloat16" is about twice as fast on devices that have bfloat16 instructions and slower on others; "auto" asks
+        the device on which the critics are; or "float32"
     :param layer_norm: LayerNorm in the critics
     :param actor_mode: "residual" (reference + correction that starts at zero) or "direct" (paper), see
         :class:`RLTActor`
@@ -244,6 +244,8 @@ class RLTPolicy(TD3Policy):
         targets), "min", or "first" (TD3)
     :param actor_tau: weight of the actor in each update of its slow copy, which plays and gives the target actions;
         None: ``tau`` of RLT. A small one (0.0015) keeps the policy from swinging after every change of the critics
+    :param actor_std: standard deviation, in units of ``action_scale``, of the chunks that the actor's loss judges: the
+        paper's actor is a Gaussian of fixed width. 0: the loss judges the actor's own chunk (TD3)
     :param token_input: False: networks see ``proprio`` without ``z_rl`` (ablation)
     :param reference_input: False: the actor's network does not see ``vla_ref`` (ablation)
     :param act_with: what plays, in rollouts and evaluation: "target", the slow copy of the actor, or "online" (TD3)
@@ -273,11 +275,12 @@ class RLTPolicy(TD3Policy):
         optimizer_kwargs: dict[str, Any] | None = None,
         n_critics: int = 5,
         n_target_critics: int | None = None,
-        critic_precision: str = "float32",
+        critic_precision: str = "auto",
         layer_norm: bool = True,
         actor_mode: str = "residual",
         actor_q: str = "mean",
         actor_tau: float | None = None,
+        actor_std: float = 0.0,
         token_input: bool = True,
         reference_input: bool = True,
         act_with: str = "target",
@@ -294,6 +297,7 @@ class RLTPolicy(TD3Policy):
         require("actor_mode", actor_mode, actor_mode in ACTOR_MODES, f"one of {ACTOR_MODES}")
         require("actor_q", actor_q, actor_q in ACTOR_Q, f"one of {ACTOR_Q}")
         require("actor_tau", actor_tau, actor_tau is None or 0.0 < actor_tau <= 1.0, "None (as tau) or in (0, 1]")
+        require("actor_std", actor_std, isinstance(actor_std, int | float) and actor_std >= 0.0, ">= 0")
         require("act_with", act_with, act_with in ("target", "online"), "'target' or 'online'")
         optimizer_kwargs = dict(optimizer_kwargs or {})
         if optimizer_class is th.optim.Adam and not {"fused", "foreach"} & set(optimizer_kwargs):
@@ -313,7 +317,7 @@ class RLTPolicy(TD3Policy):
         )
         self.net_arch = net_arch if net_arch is not None else [256, 256]
         self.activation_fn = activation_fn
-        self.actor_mode, self.actor_q, self.actor_tau = actor_mode, actor_q, actor_tau
+        self.actor_mode, self.actor_q, self.actor_tau, self.actor_std = actor_mode, actor_q, actor_tau, actor_std
         self.token_input, self.reference_input = token_input, reference_input
         self.critic_precision, self.layer_norm = critic_precision, layer_norm
         self.act_with, self.gated = act_with, gated
@@ -350,8 +354,8 @@ class RLTPolicy(TD3Policy):
         data = super()._get_constructor_parameters()
         del data["share_features_extractor"]
         names = (
-            "critic_precision", "layer_norm", "actor_mode", "actor_q", "actor_tau", "token_input", "reference_input",
-            "act_with", "gated",
+            "critic_precision", "layer_norm", "actor_mode", "actor_q", "actor_tau", "actor_std", "token_input",
+            "reference_input", "act_with", "gated",
         )  # fmt: skip
         data["n_target_critics"] = self.critic_kwargs["n_target_critics"]
         return data | {name: getattr(self, name) for name in names}

@@ -17,9 +17,11 @@ from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.td3.td3 import TD3
 
 from rlt_sb3.common.chunk_off_policy import ChunkOffPolicyAlgorithm
+from rlt_sb3.common.noise import unit_from_spread
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.replay.storage import ChunkBatch
-from rlt_sb3.common.torch_utils import polyak, times_per_dimension
+from rlt_sb3.common.schedules import ChunkSchedule
+from rlt_sb3.common.torch_utils import AntiWindupClamp, polyak, times_per_dimension
 from rlt_sb3.common.vec_env import metadata_of
 from rlt_sb3.rlt.features import RLTFeatures, proprio_layout
 from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy, check_spaces
@@ -27,6 +29,8 @@ from rlt_sb3.rlt.settings import check_values
 
 #: Size up to which the observations of several batches are read together; larger arrays cost page faults each time
 NUMBERS_AT_ONCE = 2**19
+#: Default pull: strong while the critics know little
+PULL = ChunkSchedule(60.0, 5.0, chunks=3000)
 
 SelfRLT = TypeVar("SelfRLT", bound="RLT")
 
@@ -52,10 +56,10 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
     ``bc_coef / (C * d)`` (20 is 0.36 for C=8, d=7). Both are meant for rewards that add up to at most 1: with a success
     that pays r, ``r * bc_coef`` weighs as much.
 
-    To get the paper's own recipe: ``n_steps=1, utd=5, critic_warmup_updates=0, q_bounds=None`` and
-    ``policy_kwargs={"actor_mode": "direct", "n_critics": 2}``. The defaults differ because that recipe first falls
-    below the VLA: here the untrained actor plays the VLA's chunk exactly, critics learn before the actor moves, targets
-    stay in the reachable range.
+    The defaults are the recipe behind the published results. :data:`~rlt_sb3.rlt.presets.PAPER` has the paper's own
+    settings, ``RLT(policy, env, **PAPER)``. The defaults differ because that recipe first falls below the VLA: here the
+    untrained actor plays the VLA's chunk exactly, critics learn before the actor moves, targets stay in the reachable
+    range, and :meth:`predict` plays the VLA's chunk until an actor has beaten the VLA.
 
     :param policy: "MultiInputPolicy" or :class:`~rlt_sb3.rlt.policies.RLTPolicy`
     :param env: environment with the spaces above, e.g. ``VecMonitor(GymnasiumVecEnv(make_vec(...)))``
@@ -69,33 +73,36 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
     :param utd: critic updates per stored row, exact for any number of environments (fractions are carried over)
     :param n_steps: consecutive chunks in a return
     :param policy_delay: critic updates per actor and target update, counted over the whole life of the model
-    :param target_policy_noise: standard deviation of the noise on target actions
+    :param target_policy_noise: standard deviation of the noise on target actions. TD3 has 0.1; here it is 0, because
+        noise shakes free a policy that stands still, and the critics would not notice that it stands still
     :param target_noise_clip: its limit
     :param bc_coef: weight of the *mean* squared distance, over the C*d numbers, to the VLA's chunk (in units of
-        ``action_scale``); a number or a schedule (of the progress remaining, which falls from 1 to 0)
+        ``action_scale``): a number, a :class:`~rlt_sb3.common.schedules.ChunkSchedule` (of the chunks collected), or
+        one of SB3's schedules (of the progress remaining, which falls from 1 to 0)
     :param bc_failure_weight: the pull is multiplied by this in rows whose episode has not ended in success: 1 for all
         rows alike, 0 for successful episodes only. Episodes still running, and those cut off, are no successes yet.
     :param reference_dropout: probability, per sample of an actor update, that the actor sees zeros for the whole
         reference chunk; never in :meth:`predict`, rollouts or targets
     :param exploration_std: standard deviation of the Gaussian noise in rollouts after ``learning_starts``; a number or
         one per action dimension (d,)
-    :param action_scale: what counts as one unit of action, a number or one per action dimension (d,): noise (in
-        rollouts and on targets) is multiplied by it, the distance of the pull divided by it. VLAs learn actions that
-        are normalized in each dimension, robots take others: where the VLA turns the hand by 0.02, noise of 0.05 is
-        large, and the pull leaves more room than the VLA itself ever uses
+    :param action_scale: one unit of action, a number or one per action dimension (d,): noise (in rollouts and on
+        targets) is multiplied by it, the distance of the pull is divided by it. Where the VLA turns the hand by 0.02,
+        noise of 0.05 is large, and the pull leaves more room than the VLA ever uses. "auto": 8 standard deviations of
+        the VLA's own actions in the warm-up, per dimension, at least 0.2 and at most 1; :attr:`action_unit` has it
     :param critic_warmup_updates: extra critic updates, done at once when ``learning_starts`` is over, before the actor
         may move. With ``actor_mode="direct"`` the actor is meanwhile fitted to the VLA's chunks.
     :param q_bounds: targets are clipped to this range, the reachable one; (0, 1) fits a sparse reward of 1. A warning
             tells of returns outside it. None: off
-    :param gate: arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate` (``{"share": 0.5, "window": 16}``): a
-        share of the training episodes are trials, which copies of the actor play without noise, and :meth:`predict`
-        plays the VLA's chunk until an actor has beaten the VLA in them, and then the last actor that has (with
-        ``actor_mode="direct"`` it plays the untrained actor until then, which is not the VLA). None: no gate,
+    :param gate: a share of the training episodes are trials, which copies of the actor play without noise.
+        :meth:`predict` plays the VLA's chunk until an actor has beaten the VLA in its trials, and then the last actor
+        that has (with ``actor_mode="direct"`` it plays the untrained actor until then, which is not the VLA). A dict
+        has arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, True stands for its defaults. False: no gate,
         :meth:`predict` plays the present actor
     :param action_noise: further noise in rollouts, shape (C, d), e.g. :class:`~rlt_sb3.common.noise.HeldNoise`
     :param replay_buffer_class: a subclass of ``ChunkReplayBuffer``
-    :param replay_buffer_kwargs: further arguments of the buffer: rows of demonstrations and of interventions, time-outs
-        as failures, ...; its ``stride`` is the environment's ``obs_stride``
+    :param replay_buffer_kwargs: further arguments of :class:`~rlt_sb3.common.replay.buffer.ChunkReplayBuffer`: rows of
+        demonstrations and of interventions, ``timeout_is_failure`` (True), ...; its ``stride`` is the environment's
+        ``obs_stride``
     :param stats_window_size: episodes over which rollout statistics and ``train/q_gap`` are averaged
     :param tensorboard_log: folder of TensorBoard logs
     :param policy_kwargs: further arguments of :class:`~rlt_sb3.rlt.policies.RLTPolicy`: networks, ablations, precision
@@ -127,16 +134,16 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         utd: float = 2.0,
         n_steps: int = 3,
         policy_delay: int = 2,
-        target_policy_noise: float = 0.1,
+        target_policy_noise: float = 0.0,
         target_noise_clip: float = 0.2,
-        bc_coef: float | Schedule = 20.0,
+        bc_coef: float | Schedule | ChunkSchedule = PULL,
         bc_failure_weight: float = 1.0,
         reference_dropout: float = 0.5,
         exploration_std: float | list[float] = 0.05,
-        action_scale: float | list[float] = 1.0,
+        action_scale: float | list[float] | str = "auto",
         critic_warmup_updates: int = 500,
         q_bounds: tuple[float, float] | None = (0.0, 1.0),
-        gate: dict[str, Any] | None = None,
+        gate: dict[str, Any] | bool = True,
         action_noise: ActionNoise | None = None,
         replay_buffer_class: type[ReplayBuffer] | None = None,
         replay_buffer_kwargs: dict[str, Any] | None = None,
@@ -180,6 +187,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self.reference_dropout = reference_dropout
         self.exploration_std = exploration_std
         self.action_scale = action_scale
+        self._measured_unit: list[float] | None = None  # with action_scale="auto"
         self.critic_warmup_updates = critic_warmup_updates
         self.q_bounds = q_bounds
         self._begin_counting(gate)
@@ -226,6 +234,26 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
     # ---------------------------------------------------------------- rollouts
 
+    @property
+    def action_unit(self) -> np.ndarray:
+        """One unit of action, a number () or one per action dimension (d,): ``action_scale``, or what "auto" found."""
+        if not isinstance(self.action_scale, str):
+            return np.asarray(self.action_scale, dtype=float)
+        if self._measured_unit is not None:
+            return np.asarray(self._measured_unit)
+        assert isinstance(self.replay_buffer, ChunkReplayBuffer)
+        references = self.replay_buffer.references()
+        if len(references) == 0:  # before the first row, no more is known of the VLA than its present chunks
+            assert self._last_obs is None or isinstance(self._last_obs, dict)
+            references = np.zeros((1, 1, 1)) if self._last_obs is None else self._last_obs["vla_ref"]
+        return unit_from_spread(references)
+
+    def _measure_unit(self) -> None:
+        """Take what "auto" finds now for good: the critics learn under this noise."""
+        assert isinstance(self.replay_buffer, ChunkReplayBuffer)
+        if isinstance(self.action_scale, str) and self._measured_unit is None and self.replay_buffer.size() > 0:
+            self._measured_unit = self.action_unit.tolist()
+
     def _sample_action(
         self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -245,6 +273,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             if self.gate is not None:
                 self.gate.play_vla()
             return reference, reference.copy()
+        self._measure_unit()
         chunk = reference
         if self.policy.starts_at_vla or not self._warming_up:  # another actor has not yet been fitted to the VLA
             with th.no_grad():
@@ -252,7 +281,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
                 chunk = self.policy.training_actor(observation).cpu().numpy().reshape(reference.shape)
             if self.gate is not None:
                 chunk = self.gate.choose(self.policy, observation, chunk, ready=self._actor_plays)
-        noise = np.random.normal(size=chunk.shape) * np.asarray(self.exploration_std) * np.asarray(self.action_scale)
+        noise = np.random.normal(size=chunk.shape) * np.asarray(self.exploration_std) * self.action_unit
         if action_noise is not None:
             noise = noise + action_noise()
         if self.gate is not None:
@@ -270,6 +299,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         assert isinstance(self.replay_buffer, ChunkReplayBuffer)
         if self.replay_buffer.size() == 0:  # no episode has come to its critical phase yet
             return
+        self._measure_unit()
         self.policy.set_training_mode(True)
         self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
         critic_stats: list[th.Tensor] = []
@@ -319,7 +349,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             next_actions = self.actor_target(batch.next_observations)
             noise = th.randn_like(next_actions) * self.target_policy_noise
             noise = noise.clamp_(-self.target_noise_clip, self.target_noise_clip)
-            next_actions = (next_actions + times_per_dimension(noise, self.action_scale)).clamp_(-1.0, 1.0)
+            next_actions = (next_actions + times_per_dimension(noise, self.action_unit)).clamp_(-1.0, 1.0)
             next_q = self.critic_target.target_q(batch.next_observations, next_actions)
             targets = (batch.rewards + (1.0 - batch.dones) * batch.discounts * next_q.unsqueeze(1)).squeeze(1)
             return targets if self.q_bounds is None else targets.clamp_(*self.q_bounds)
@@ -353,19 +383,26 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             keep = (th.rand(len(bc_target), 1, device=self.device) >= self.reference_dropout).float()
         actions = self.actor(observations, keep)
         difference = actions - bc_target
-        squared = times_per_dimension(difference, 1.0 / np.asarray(self.action_scale)).pow(2)
+        squared = times_per_dimension(difference, 1.0 / self.action_unit).pow(2)
         # reference dropout does not touch the target of the pull
         bc_loss = pull = squared.mean()
         if follow_q and self.bc_failure_weight < 1.0:
             # not divided by the sum of the weights: in each row the pull has to hold its own against Q
             pull = (squared * (batch.successful + self.bc_failure_weight * (1.0 - batch.successful))).mean()
-        bc_coef = FloatSchedule(self.bc_coef)(self._current_progress_remaining)
+        if isinstance(self.bc_coef, ChunkSchedule):
+            bc_coef = self.bc_coef(self.num_timesteps)
+        else:
+            bc_coef = FloatSchedule(self.bc_coef)(self._current_progress_remaining)
         loss = bc_coef * pull
         actor_q = th.zeros((), device=self.device)
         if follow_q:
             # only the gradient with respect to the action is needed: a third of the work less
             self.critic.requires_grad_(False)
-            actor_q = self.critic.actor_q(observations, actions).mean()
+            sampled = actions
+            if self.policy.actor_std > 0.0:
+                noise = times_per_dimension(th.randn_like(actions), self.policy.actor_std * self.action_unit)
+                sampled = AntiWindupClamp.apply(actions + noise)
+            actor_q = self.critic.actor_q(observations, sampled).mean()
             self.critic.requires_grad_(True)
             loss = loss - actor_q
         self.actor.optimizer.zero_grad()

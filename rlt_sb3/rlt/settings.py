@@ -11,6 +11,7 @@ from stable_baselines3.common.utils import FloatSchedule
 
 from rlt_sb3.common.chunk_off_policy import check_names
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
+from rlt_sb3.common.schedules import ChunkSchedule
 
 
 def check_values(model: Any) -> None:
@@ -54,6 +55,9 @@ def check_values(model: Any) -> None:
     integer("policy_delay", 1)
     for name in ("learning_rate", "bc_coef"):
         given, progress = getattr(model, name), "progress remaining, from 1 to 0, to a number"
+        if name == "bc_coef" and isinstance(given, ChunkSchedule):
+            require(name, given.start >= 0.0 <= given.end, "a ChunkSchedule of numbers >= 0")
+            continue
         try:
             values = [FloatSchedule(given)(remaining) for remaining in (1.0, 0.5, 0.0)]
         except (AssertionError, TypeError, ValueError) as error:
@@ -70,12 +74,14 @@ def check_values(model: Any) -> None:
     assert isinstance(model.action_space, spaces.Box)
     dims = model.action_space.shape[-1]
     for name, sign, holds in (("exploration_std", ">=", np.greater_equal), ("action_scale", ">", np.greater)):
+        given, auto = getattr(model, name), name == "action_scale"
         try:
-            value = np.asarray(getattr(model, name), dtype=float)
+            value = np.asarray(given, dtype=float)
         except (TypeError, ValueError):
             value = np.array(np.nan)
         fits = value.shape in ((), (dims,)) and bool(np.all(holds(value, 0)))
-        require(name, fits, f"{sign} 0, a number or {dims} numbers")
+        allowed = f"{sign} 0, a number or {dims} numbers"
+        require(name, fits or (auto and given == "auto"), f"{allowed}, or 'auto'" if auto else allowed)
 
 
 def check_before_env(algorithm: type, settings: Mapping[str, Any]) -> None:

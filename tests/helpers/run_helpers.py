@@ -10,7 +10,8 @@ from rlt_sb3.experiment.algorithms import algorithm_names
 from rlt_sb3.experiment.config import EnvConfig, EvalSettings, TrainConfig
 
 ROOT = Path(__file__).parent.parent.parent
-SMALL_RLT = {"learning_starts": 20, "batch_size": 16, "critic_warmup_updates": 5, "utd": 1.0}
+# without a gate: what the present actor does must show in the evaluations of a short run
+SMALL_RLT = {"gate": False, "learning_starts": 20, "batch_size": 16, "critic_warmup_updates": 5, "utd": 1.0}
 SMALL_TQC = {"learning_starts": 10, "batch_size": 16, "gradient_steps": 1, "policy_kwargs": {"net_arch": [16]}}
 #: columns that tell the time
 CLOCKS = {"time/minutes", "time/fps", "time/time_elapsed"}

@@ -69,7 +69,9 @@ class ChunkReplayBuffer(DictReplayBuffer):
     :param device: where samples go
     :param n_envs: number of sub-environments
     :param optimize_memory_usage: not supported (and not needed)
-    :param handle_timeout_termination: if False, a time-out counts as a termination
+    :param timeout_is_failure: an episode that runs out of time ends there with what it has earned, as a failure does.
+        False: its value goes on beyond the end (SB3's ``handle_timeout_termination=True``). A policy that stands still
+        never fails within an endless episode: its value would be read from itself, and stay as high as it began
     :param n_steps: number of chunks in the return
     :param gamma: discount per control step
     :param stride: begin a row every so many control steps, 1..C-1; None: one row per chunk
@@ -93,7 +95,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
         device: th.device | str = "auto",
         n_envs: int = 1,
         optimize_memory_usage: bool = False,
-        handle_timeout_termination: bool = True,
+        timeout_is_failure: bool = True,
         n_steps: int = 1,
         gamma: float = 0.99,
         stride: int | None = None,
@@ -127,7 +129,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
         # not ReplayBuffer's own __init__, which allocates arrays for both observations of every row
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.optimize_memory_usage = False
-        self.handle_timeout_termination = handle_timeout_termination
+        self.handle_timeout_termination = not timeout_is_failure  # the name that SB3 asks for when it loads a buffer
         self.n_steps, self.gamma = int(n_steps), float(gamma)
         self.stride = stride
         self.stratified = stratified
@@ -204,6 +206,12 @@ class ChunkReplayBuffer(DictReplayBuffer):
         self.offline_data, self.offline_ratio = other.offline_data, other.offline_ratio
         if other.offline is not None:
             self.set_offline(other.offline)
+
+    def references(self) -> np.ndarray:
+        """:return: the VLA's chunks in the rows that were collected, (rows, C, d); in offline rows if that is none"""
+        rows = np.flatnonzero(self.storage.is_row(np.arange(self.storage.size)))
+        collected = rows[rows >= self.storage.kept]
+        return self.storage.obs["vla_ref"][collected if len(collected) else rows]
 
     def size(self) -> int:
         """:return: number of stored rows that can be drawn"""

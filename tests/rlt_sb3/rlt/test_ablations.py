@@ -227,9 +227,7 @@ def test_time_outs_taken_for_terminals():
     dones = {}
     for handled in (True, False):
         venv = make_venv(2, seed=3, max_episode_steps=8)
-        model = make_model(
-            venv=venv, learning_starts=1000, replay_buffer_kwargs={"handle_timeout_termination": handled}
-        )
+        model = make_model(venv=venv, learning_starts=1000, replay_buffer_kwargs={"timeout_is_failure": not handled})
         model.learn(60)
         rows = model.replay_buffer.storage
         slots = np.flatnonzero(rows.is_row(np.arange(rows.size)))

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch as th
 import yaml
-from rlt_models import Numpy, make_model, make_venv, numeric_gradient, oracle_model, random_obs, to_numpy
+from rlt_models import Numpy, fast, make_model, make_venv, numeric_gradient, oracle_model, random_obs, to_numpy
 from run_helpers import quick, same, without_clocks
 from stable_baselines3.common.utils import LinearSchedule
 
 from rlt_sb3 import RLT
 from rlt_sb3.cli.main import parse
+from rlt_sb3.common.schedules import ChunkSchedule
 from rlt_sb3.experiment.models import resolve_settings
 from rlt_sb3.experiment.train import resume, train
 
@@ -228,3 +229,26 @@ def test_a_resumed_run_equals_the_whole_one(tmp_path, monkeypatch):
     assert rows[0] == rows[1] and len(rows[0]) > 10
     weights = [float(row["train/bc_coef"]) for row in rows[0] if "train/bc_coef" in row]
     assert len(weights) > 5 and np.all(np.diff(weights) < 0) and 1.0 < weights[-1] < 5.0
+
+
+def test_a_schedule_in_chunks_ignores_the_length_of_training():
+    """3,000 chunks are 3,000 chunks in a short and in a long learn(); SB3's schedules stretch."""
+    seen = {}
+    for total in (60, 90):
+        model = make_model(bc_coef=ChunkSchedule(10.0, 2.0, chunks=60), **fast())
+        log = seen[total] = {}
+        original = model._update_actor
+
+        def spy(batch, follow_q=True, model=model, log=log, original=original):
+            stats = original(batch, follow_q)
+            log[model.num_timesteps] = stats[4].item()
+            return stats
+
+        model._update_actor = spy
+        model.learn(total)
+    assert seen[60].items() <= seen[90].items() and len(seen[60]) > 10
+    assert seen[90] == {n: pytest.approx(max(10 - 8 * n / 60, 2.0)) for n in seen[90]}
+    with pytest.raises(ValueError, match=r"two numbers and an integer >= 1 \(chunks\), got ChunkSchedule\(start=1"):
+        ChunkSchedule(1.0, 0.5, 0)
+    with pytest.raises(ValueError, match="bc_coef must be a ChunkSchedule of numbers >= 0"):
+        make_model(bc_coef=ChunkSchedule(-1.0, 0.5, 10))

@@ -99,7 +99,7 @@ def test_labels_of_success_become_monte_carlo_returns(n_steps):
     from where the row begins, or 0 after a failure; nothing is promised by the critics.
     """
     rng = np.random.default_rng(0)
-    model = value_model(n_steps=n_steps, replay_buffer_kwargs={"handle_timeout_termination": False})
+    model = value_model(n_steps=n_steps, replay_buffer_kwargs={"timeout_is_failure": True})
     wanted = {}
     for episode in range(12):
         lengths = [C] * int(rng.integers(0, 4)) + [int(rng.integers(1, C + 1))]
@@ -135,7 +135,7 @@ def test_statistics_of_proprio_have_any_shape():
 @pytest.mark.parametrize("handled", [True, False])
 def test_values_where_every_episode_runs_into_the_time_limit(handled):
     """Two states that lead to each other, cut off after every chunk; taken for terminals, the rest would be 0."""
-    model = value_model(replay_buffer_kwargs={"handle_timeout_termination": handled})
+    model = value_model(replay_buffer_kwargs={"timeout_is_failure": not handled})
     rng = np.random.default_rng(0)
     pay = {0: 0.0, 1: 0.3}
     for n in range(200):
@@ -232,7 +232,7 @@ def test_other_networks_are_refused(tmp_path):
     for setting, value in (("n_critics", 3), ("actor_mode", "direct"), ("reference_input", False)):
         with pytest.raises(ValueError, match="policy kwargs"):
             RLT.load(path, policy_kwargs={setting: value})
-        with pytest.raises(ValueError, match=f"RLT has no setting {setting}; there is .*policy_kwargs"):
+        with pytest.raises(ValueError, match=f"Unknown RLT setting '{setting}'. Valid settings: .*policy_kwargs"):
             RLT.load(path, **{setting: value})
     with pytest.raises(ValueError, match="policy kwargs"):
         RLT.load(path, policy_kwargs={"net_arch": [16]})

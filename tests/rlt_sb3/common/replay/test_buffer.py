@@ -73,7 +73,7 @@ def test_time_out_bootstraps_and_termination_does_not():
     for key, done in zip(ends, batch.dones[:, 0].tolist(), strict=True):
         last = key[:2] in world.finished and key[2] == world.known[key[:2]]
         assert done == float(last and world.succeeds(*key[:2]))
-    careless = make(handle_timeout_termination=False)
+    careless = make(timeout_is_failure=True)
     world = World(1, seed=1)
     world.feed(careless, 40)
     assert everything(careless).dones.sum() == len(world.finished)

@@ -1,0 +1,35 @@
+"""Settings that change while chunks are collected."""
+
+from dataclasses import dataclass
+from numbers import Real
+
+
+@dataclass(frozen=True)
+class ChunkSchedule:
+    """
+    A linear change over the first chunks, however long training goes on.
+
+    Stable-Baselines3's schedules count in shares of the whole training: a longer budget would stretch them, and a run
+    that is resumed with a larger one would go back on its schedule.
+
+    :param start: value before the first chunk
+    :param end: value from ``chunks`` on
+    :param chunks: over how many chunks it changes
+    :raises ValueError: for values that are no numbers, or ``chunks`` below 1
+    """
+
+    start: float
+    end: float
+    chunks: int
+
+    def __post_init__(self) -> None:
+        numbers = all(isinstance(v, Real) and not isinstance(v, bool) for v in (self.start, self.end))
+        if not numbers or not isinstance(self.chunks, int) or self.chunks < 1:
+            raise ValueError(f"A ChunkSchedule takes two numbers and an integer >= 1 (chunks), got {self}.")
+
+    def __call__(self, collected: int) -> float:
+        """
+        :param collected: chunks so far
+        :return: the value now
+        """
+        return float(self.start + (self.end - self.start) * min(collected / self.chunks, 1.0))
