@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +25,14 @@ class Episode:
     :param task_index: Index of its task among the environment's tasks.
     :param init_index: Its initial state in the split.
     :param steps: Control steps played so far.
+    :param noise_seed: Seed for the noise of a policy in this episode, see :meth:`EpisodeSequence.noise_seed`.
     """
 
     number: int
     task_index: int
     init_index: int
     steps: int = 0
+    noise_seed: int = 0
 
 
 class EpisodeSequence:
@@ -46,7 +50,7 @@ class EpisodeSequence:
     :param num_envs: N.
     :param num_tasks: Number of tasks.
     :param split: The split to begin with, a key of ``sizes``.
-    :param seed: Seed of the training split's initial states.
+    :param seed: Seed of the training split's initial states, and of :meth:`noise_seed` in every split.
     :param group_size: g.
     :param sizes: Initial states per task in each split.
     :raises ValueError: A bad argument.
@@ -64,6 +68,9 @@ class EpisodeSequence:
         self.num_envs, self.num_tasks, self.sizes = num_envs, num_tasks, dict(sizes)
         self.split = self.checked_split(split)
         self.seed = self.checked_seed(seed)
+        #: Seed of :meth:`noise_seed` in the held-out splits. A new seed of the training split leaves it as it is, so
+        #: that an evaluation does not depend on the training before it.
+        self.held_out_seed = self.seed
         self.group_size = checked_int("group_size", group_size, 1, 10_000)
         self.shard = (0, 1)
         #: How many episodes each env has begun, and how many of the training split when it was left.
@@ -114,6 +121,38 @@ class EpisodeSequence:
             )
         return first
 
+    def checked_options(self, options: dict[str, Any] | None) -> tuple[np.ndarray, str | None, tuple[int, int] | None]:
+        """
+        Read what a reset was given.
+
+        :param options: ``init_states``, ``reset_mask`` and ``shard``; others are ignored with a warning.
+        :return: Which environments to reset, bool (N,); the split to switch to, or ``None``; the shard, or ``None``.
+        :raises ValueError: A bad value, or a switch of the split for a part of the environments.
+        """
+        options = dict(options or {})
+        mask = options.pop("reset_mask", None)
+        split = options.pop("init_states", None)
+        shard = options.pop("shard", None)
+        if options:
+            warnings.warn(
+                f"The reset options {sorted(map(str, options))} are ignored; this environment takes init_states, "
+                "reset_mask and shard",
+                stacklevel=4,
+            )
+        if shard is not None and not 0 <= shard[0] < shard[1]:
+            raise ValueError(f"shard must be (k, n) with 0 <= k < n, got {shard!r}")
+        if split is not None:
+            split = self.checked_split(split)
+        if mask is None:
+            mask = np.ones(self.num_envs, dtype=bool)
+        elif not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
+            raise ValueError(f"reset_mask must be a bool array of shape ({self.num_envs},), got {mask!r}")
+        if not mask.any():
+            raise ValueError("reset_mask selects no environment")
+        if not mask.all() and split not in (None, self.split):
+            raise ValueError("init_states can only be switched for all environments at once")
+        return mask, split, shard
+
     @property
     def init_state_counts(self) -> dict[str, int]:
         """How many initial states the sequences of the held-out splits have before they begin again."""
@@ -149,6 +188,30 @@ class EpisodeSequence:
         turn, task_index = divmod(place, self.num_tasks)
         return Episode(number, task_index, turn % self.sizes[self.split])
 
+    def noise_seed(self, episode: Episode, task_id: int) -> int:
+        """
+        Seed for the noise of a policy in one episode.
+
+        In the held-out splits it follows from split, task, initial state and the seed of the evaluation. The number of
+        environments and the order of the episodes do not change it. In the training split it also follows from the
+        number of the episode, so that a second visit to an initial state, or another member of its group, gets another
+        seed.
+
+        :param episode: The episode.
+        :param task_id: Number of its task in the suite.
+        :return: A number in [0, 2**63).
+        """
+        train = self.split == "train"
+        # The seed comes last: it is the only number here that can need several words of the entropy.
+        entropy = [
+            zlib.crc32(self.split.encode()),
+            task_id,
+            episode.init_index,
+            episode.number if train else 0,
+            self.seed if train else self.held_out_seed,
+        ]
+        return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
+
     def next(self, env: int) -> Episode:
         """
         :param env: Index of the environment.
@@ -166,24 +229,36 @@ class EpisodeSequence:
         """
         self._next[env] -= 1
 
+    def reseed(self, seed: int) -> None:
+        """
+        Draw what follows from another seed, without starting a sequence over.
+
+        :param seed: The seed. In a held-out split it becomes the seed of the evaluation as well.
+        :raises ValueError: A bad seed.
+        """
+        self.seed = self.checked_seed(seed)
+        if self.split != "train":
+            self.held_out_seed = self.seed
+
     def restart(self, split: str | None = None, seed: int | None = None, shard: tuple[int, int] | None = None) -> None:
         """
         What a reset of all environments does to the sequence.
 
         :param split: The split to go on with; ``None``: the same.
-        :param seed: New seed, which starts the training sequence over; ``None``: the same.
+        :param seed: New seed, which starts the training sequence over; ``None``: the same. If the split to go on with
+            is a held-out one, it becomes the seed of the evaluation as well.
         :param shard: (k, n) leaves only the episodes k, k + n, k + 2n, ... until the next restart; ``None``: all.
         :raises ValueError: A bad seed or split.
         """
         split = self.split if split is None else self.checked_split(split)
-        if seed is not None:
-            self.seed = self.checked_seed(seed)
+        seed = None if seed is None else self.checked_seed(seed)
         switched = split != self.split
         if switched and self.split == "train":
             self._train_next = list(self._next)
         self.split = split
         self.shard = (0, 1) if shard is None else (int(shard[0]), int(shard[1]))
         if seed is not None:
+            self.reseed(seed)
             self._train_next = [0] * self.num_envs
         if self.split != "train":
             # A held-out sequence starts over, so that every evaluation sees the same states.

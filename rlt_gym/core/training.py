@@ -1,11 +1,30 @@
-"""What the training of a VLA and that of an RL token share; no PyTorch is needed for it."""
+"""What the training of a VLA and that of an RL token share. Importing it does not import PyTorch."""
 
 import math
 from pathlib import Path
 
 
+def has_bfloat16(device: str) -> bool:
+    """
+    Whether a device multiplies bfloat16 matrices in hardware.
+
+    :param device: Name of a torch device, e.g. ``"cuda:0"``.
+    :return: The answer; ``False`` for other devices than a CPU and CUDA.
+    """
+    import torch
+
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return kind == "cpu" and cpu_has_bfloat16()
+
+
 def cpu_has_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 matrices in hardware (Linux x86 and Arm)."""
+    """
+    Whether this processor multiplies bfloat16 matrices in hardware (Linux x86 and Arm).
+
+    :return: True if one of the processor's flags says so.
+    """
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -1,12 +1,13 @@
-"""Demonstrations of several tasks in memory, as the training of a VLA and of an RL token reads them."""
+"""Demonstrations of several tasks as arrays, as the training of a VLA and of an RL token reads them."""
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlt_gym.data.libero_hdf5 import DemoFile, expand_paths
+from rlt_gym.data.libero_hdf5 import CAMERAS, Demo, DemoFile, expand_paths
+from rlt_gym.data.storage import IN_MEMORY, ArrayStorage
 
 
 def resize_frames(frames: np.ndarray, size: int) -> np.ndarray:
@@ -19,12 +20,12 @@ def resize_frames(frames: np.ndarray, size: int) -> np.ndarray:
     :raises ValueError: If ``S`` is not a multiple of ``size``.
     """
     edge = frames.shape[1]
-    if edge == size:
-        return frames
     if frames.shape[1] != frames.shape[2] or edge % size:
         raise ValueError(
             f"Frames are {frames.shape[1:3]}; they must be square with an edge that is a multiple of {size}."
         )
+    if edge == size:
+        return frames
     factor = edge // size
     # adding shifted views is several times faster than a sum over the axes of a reshaped array
     total = np.full((len(frames), size, size, 3), factor * factor // 2, dtype=np.uint32 if factor > 15 else np.uint16)
@@ -37,7 +38,7 @@ def resize_frames(frames: np.ndarray, size: int) -> np.ndarray:
 @dataclass
 class DemoSet:
     """
-    Demonstrations of several tasks in memory, all rows joined along one axis.
+    Demonstrations of several tasks, all rows joined along one axis.
 
     :param agentview: Frames as LIBERO gives them, uint8 (R, size, size, 3).
     :param wrist: The same for the wrist camera.
@@ -72,6 +73,15 @@ class DemoSet:
         """Number of demonstrations."""
         return int(self.demo.max()) + 1 if len(self) else 0
 
+    def without_frames(self) -> "DemoSet":
+        """
+        Let go of the frames, which take up most of the memory.
+
+        :return: The same set with frames of no row.
+        """
+        nothing = np.zeros((0, *self.agentview.shape[1:]), np.uint8)
+        return replace(self, agentview=nothing, wrist=nothing)
+
     def chunks(self, rows: np.ndarray, horizon: int) -> tuple[np.ndarray, np.ndarray]:
         """
         Action-chunk targets; past the demonstration's end its last action is repeated and masked out.
@@ -86,7 +96,7 @@ class DemoSet:
 
     def split(self, held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """
-        Split rows by whole demonstrations: neighbouring frames never fall on both sides.
+        Split rows by whole demonstrations: neighboring frames never fall on both sides.
 
         :param held_out: Fraction of each task's demonstrations to hold out (at least one if > 0 and a task has two).
         :param seed: Seed of the choice.
@@ -102,33 +112,56 @@ class DemoSet:
         return np.flatnonzero(~held), np.flatnonzero(held)
 
 
+def frame_edge(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> int:
+    """
+    Size of the frames in demonstration files.
+
+    :param paths: Files, glob patterns or folders.
+    :return: Height in pixels of the first demonstration's frames.
+    :raises ValueError: If files are missing or damaged, or have no demonstration.
+    """
+    for path in expand_paths(paths):
+        with DemoFile(path) as file:
+            for demo in file:
+                return demo.frame_shape[0]
+    raise ValueError(f"{', '.join(str(path) for path in expand_paths(paths))}: no demonstration in these files.")
+
+
 def load_demo_set(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     image_size: int = 64,
     max_demos: int | None = None,
     frame_stride: int = 1,
     successes_only: bool = True,
+    storage: ArrayStorage = IN_MEMORY,
 ) -> DemoSet:
     """
-    Read demonstration files into memory.
+    Read demonstration files.
 
     :param paths: Files, glob patterns or folders.
     :param image_size: Frames are average-pooled to this edge in pixels while loading.
-    :param max_demos: Use at most so many demonstrations per file.
-    :param frame_stride: Keep every so many-th observation (all actions are kept).
+    :param max_demos: Most demonstrations per file; ``None`` = all.
+    :param frame_stride: Keep one observation in this many; all actions are kept.
     :param successes_only: Leave out demonstrations marked ``success=False``.
+    :param storage: Where the frames lie.
     :return: The set.
     :raises ValueError: If files are missing, damaged or hold no usable demonstration.
     """
     columns: dict[str, list[np.ndarray]] = {
-        key: []
-        for key in ("agentview", "wrist", "proprio", "actions", "action_row", "action_end", "task", "demo", "objects")
+        key: [] for key in ("proprio", "actions", "action_row", "action_end", "task", "demo", "objects")
     }
     instructions, files = [], {}
-    num_demos = num_actions = 0
-    for task, path in enumerate(expand_paths(paths)):
+    names = expand_paths(paths)
+    count = 0
+    for path in names:
         with DemoFile(path) as file:
-            chosen = [demo for demo in file if not successes_only or bool(demo.attrs.get("success", True))][:max_demos]
+            count += sum(-(-len(demo) // frame_stride) for demo in _chosen(file, max_demos, successes_only))
+    shape = (count, image_size, image_size, 3)
+    frames = {camera: storage.zeros(shape, np.uint8) for camera in CAMERAS}
+    num_rows = num_demos = num_actions = 0
+    for task, path in enumerate(names):
+        with DemoFile(path) as file:
+            chosen = _chosen(file, max_demos, successes_only)
             instructions.append(file.instruction)
             files[path.name] = len(chosen)
             for demo in chosen:
@@ -136,14 +169,17 @@ def load_demo_set(
                 rows = np.arange(0, length, frame_stride)
                 objects = demo.object_positions
                 columns["objects"].append(np.zeros((len(rows), 0, 3), np.float32) if objects is None else objects[rows])
-                for camera in ("agentview", "wrist"):
-                    columns[camera].append(resize_frames(demo.frames(camera, frame_stride), image_size))
+                for camera, array in frames.items():
+                    array[num_rows : num_rows + len(rows)] = resize_frames(
+                        demo.frames(camera, frame_stride), image_size
+                    )
                 columns["proprio"].append(demo.proprio[rows])
                 columns["actions"].append(demo.actions)
                 columns["action_row"].append(num_actions + rows)
                 columns["action_end"].append(np.full(len(rows), num_actions + length))
                 columns["task"].append(np.full(len(rows), task))
                 columns["demo"].append(np.full(len(rows), num_demos))
+                num_rows += len(rows)
                 num_demos += 1
                 num_actions += length
     if not num_demos:
@@ -153,8 +189,10 @@ def load_demo_set(
         np.pad(block, ((0, 0), (0, width - block.shape[1]), (0, 0)), constant_values=np.nan)
         for block in columns["objects"]
     ]
-    joined = {}
-    for key in list(columns):
-        joined[key] = np.concatenate(columns.pop(key))  # popping frees the pieces of the frame arrays early
+    joined = {key: np.concatenate(blocks) for key, blocks in columns.items()}
     joined["object_positions"] = joined.pop("objects")
-    return DemoSet(instructions=instructions, files=files, **joined)
+    return DemoSet(instructions=instructions, files=files, **frames, **joined)
+
+
+def _chosen(file: DemoFile, max_demos: int | None, successes_only: bool) -> list[Demo]:
+    return [demo for demo in file if not successes_only or bool(demo.attrs.get("success", True))][:max_demos]

@@ -1,11 +1,10 @@
 """
 Demonstrations of LIBERO in LeRobot's dataset format, versions 2 and 3 (a folder of Parquet files and videos).
 
-Columns have the names that the published conversions of LIBERO use, see :data:`COLUMNS`. Row ``t`` is the observation
-*before* action ``t``; state and actions are LIBERO's own (some conversions have another gripper, see
-:func:`gripper_to_env`), and the pictures stand upright, turned by 180 degrees against what LIBERO gives. Needs the
-extra ``lerobot`` (Parquet files are read with pyarrow; the package ``lerobot`` itself, with its versions of torch, is
-not needed).
+:data:`COLUMNS` has the column names of published conversions of LIBERO. Row ``t`` is the observation *before* action
+``t``. State and actions have LIBERO's units; some conversions code the gripper otherwise, see :func:`gripper_to_env`.
+Pictures stand upright: they are LIBERO's pictures turned by 180 degrees. Reading needs the extra ``lerobot``, which
+installs pyarrow; the package ``lerobot`` is not needed.
 """
 
 import io
@@ -21,7 +20,7 @@ import imageio
 import numpy as np
 from PIL import Image
 
-#: What we need -> names it has in published datasets, in the order in which they are looked for.
+#: Quantity -> its column names in published datasets; the first one that exists is read.
 COLUMNS = {
     "agentview": ("observation.images.image", "image", "observation.images.agentview"),
     "wrist": ("observation.images.wrist_image", "observation.images.image2", "wrist_image", "observation.images.wrist"),
@@ -35,6 +34,8 @@ GRIPPERS = ("env", "open")
 
 def gripper_to_env(values: np.ndarray) -> np.ndarray:
     """
+    Translate gripper actions.
+
     :param values: Gripper actions with 1 = open and 0 = closed, as many datasets for VLAs have them.
     :return: LIBERO's: -1 = open, 1 = close.
     """
@@ -43,6 +44,8 @@ def gripper_to_env(values: np.ndarray) -> np.ndarray:
 
 def is_lerobot(path: Path) -> bool:
     """
+    Recognize a dataset.
+
     :param path: A folder or file.
     :return: Whether it is a LeRobot dataset.
     """
@@ -63,7 +66,7 @@ class LeRobotFolder:
 
     :param path: Its folder, the one with ``meta/info.json``.
     :param columns: Names of its columns where they differ from :data:`COLUMNS`, e.g. ``{"wrist": "observation.hand"}``.
-    :param rotated: Whether the pictures stand upright; they are then turned back.
+    :param rotated: Whether the pictures stand upright; such pictures are turned by 180 degrees when they are read.
     :param gripper: One of :data:`GRIPPERS`.
     :raises ValueError: If pyarrow is missing, or the folder is damaged, of another version, or not of LIBERO's form.
     """
@@ -81,7 +84,9 @@ class LeRobotFolder:
             features = self.info["features"]
             self.fps = float(self.info["fps"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self.path}/meta/info.json is not a LeRobot dataset's ({error!r}).") from error
+            raise ValueError(
+                f"{self.path}/meta/info.json is missing or damaged ({error!r}); give the folder of a LeRobot dataset."
+            ) from error
         if self.version not in (2, 3):
             raise ValueError(
                 f"{self.path} has version {self.info['codebase_version']}; versions 2.x and 3.x can be read. Convert "
@@ -137,6 +142,8 @@ class LeRobotFolder:
 
     def demos(self, task_index: int) -> list["LeRobotDemo"]:
         """
+        List the demonstrations of a task.
+
         :param task_index: A key of ``tasks``.
         :return: Its demonstrations; arrays are read from disk when asked for.
         """
@@ -197,8 +204,10 @@ class LeRobotDemo:
 
     def frames(self, camera: str, stride: int = 1) -> np.ndarray:
         """
+        Read frames.
+
         :param camera: ``"agentview"`` or ``"wrist"``.
-        :param stride: Take every so many-th row.
+        :param stride: Take one row in this many.
         :return: Frames as LIBERO gives them (upside down), uint8 (ceil(T / stride), H, W, 3).
         :raises ValueError: If a video has fewer frames than the episode has rows.
         """

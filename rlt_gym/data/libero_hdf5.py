@@ -22,6 +22,9 @@ import numpy as np
 from rlt_gym.core.files import atomic_write
 
 _OBS_KEYS = {"agentview": "agentview_rgb", "wrist": "eye_in_hand_rgb"}
+#: What demonstrations have, in these files and in LeRobot's: the pictures, and numbers per state and per action.
+CAMERAS = tuple(_OBS_KEYS)
+STATE_SIZE, ACTION_SIZE = 8, 7
 
 
 class DemoWriter:
@@ -64,7 +67,7 @@ class DemoWriter:
         :param agentview: Frames as LIBERO gives them (upside down), uint8 (T, H, W, 3).
         :param wrist: The same for the wrist camera.
         :param proprio: Eef position (m), axis-angle (rad), gripper qpos: float (T, 8).
-        :param object_positions: World positions in metres, float (T, n_obj, 3).
+        :param object_positions: World positions (m), float (T, n_obj, 3).
         :param success: Whether the episode ended in success.
         :param init_index: Index of the initial placement.
         :param attrs: Further attributes of the demonstration's group.
@@ -72,8 +75,8 @@ class DemoWriter:
         :raises ValueError: If the arrays' shapes or types do not fit together.
         """
         length = len(actions)
-        _check_rows(actions, (length, 7), "actions")
-        _check_rows(proprio, (length, 8), "proprio")
+        _check_rows(actions, (length, ACTION_SIZE), "actions")
+        _check_rows(proprio, (length, STATE_SIZE), "proprio")
         for name, frames in (("agentview", agentview), ("wrist", wrist)):
             if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[0] != length or frames.shape[3] != 3:
                 raise ValueError(f"{name} is {frames.dtype} {frames.shape}; it must be uint8 ({length}, H, W, 3).")
@@ -174,10 +177,18 @@ class Demo:
         """World positions, float32 (T, n_obj, 3), or ``None`` in official files."""
         return np.asarray(self.group["object_positions"]) if "object_positions" in self.group else None
 
+    @property
+    def frame_shape(self) -> tuple[int, int]:
+        """Height and width of the frames in pixels."""
+        height, width = self.group["obs"][_OBS_KEYS["agentview"]].shape[1:3]
+        return int(height), int(width)
+
     def frames(self, camera: str, stride: int = 1) -> np.ndarray:
         """
+        Read frames.
+
         :param camera: ``"agentview"`` or ``"wrist"``.
-        :param stride: Take every so many-th row.
+        :param stride: Take one row in this many.
         :return: Frames as stored (upside down), uint8 (ceil(T / stride), H, W, 3).
         """
         return np.asarray(self.group["obs"][_OBS_KEYS[camera]][::stride])
@@ -222,7 +233,7 @@ class DemoFile:
         return iter(self.demos)
 
     def close(self) -> None:
-        """Close the file; lazily read arrays cannot be read afterwards."""
+        """Close the file. Arrays of its demonstrations cannot be read afterwards."""
         self._file.close()
 
     def __enter__(self) -> "DemoFile":

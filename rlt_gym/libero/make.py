@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode
 
-from rlt_gym.core.single_env import SingleEnv
+from rlt_gym.core.single_env import SingleEnv, arguments_of_one
 from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.libero.robot import PANDA
-from rlt_gym.rl_token.env import RLTokenVectorEnv, check_chunk_length
+from rlt_gym.rl_token.env import RLTokenVectorEnv, check_chunk_length, check_robot
 
 if TYPE_CHECKING:
     import os
@@ -26,9 +26,11 @@ def make_libero(**kwargs: Any) -> SingleEnv:
 
     :param kwargs: Arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv` without ``num_envs``.
     :return: One environment; it is reset by its user.
+    :raises ValueError: A bad argument, or one that only vector environments have.
     """
     from rlt_gym.libero.vector_env import LiberoVectorEnv
 
+    kwargs = arguments_of_one(kwargs)
     vector_env = LiberoVectorEnv(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **kwargs)
     return SingleEnv(vector_env).made_by(make_libero, **kwargs)
 
@@ -57,6 +59,7 @@ def make_rl_token_libero_vec(
     vla: str | os.PathLike[str] | FrozenVLA = "mini",
     rl_token: str | os.PathLike[str] | Encoder = "auto",
     device: str = "cpu",
+    image_size: int | None = None,
     render: str = "fast",
     gripper_penalty: float | Mapping[str, Any] | None = None,
     **raw_env_kwargs: Any,
@@ -68,10 +71,13 @@ def make_rl_token_libero_vec(
     :param suite: LIBERO suite.
     :param task_ids: Tasks of the suite, ``None`` = all.
     :param chunk_length: Control steps per action, at most the VLA's horizon.
-    :param vla: A registered name (``rlt list``), a ``.safetensors`` path, or a FrozenVLA.
+    :param vla: A registered name (``rlt list``), the path of a file that ``rlt train-vla`` wrote (or of another
+        registered format), or an object that obeys :class:`~rlt_gym.vla.base.FrozenVLA`.
     :param rl_token: ``"auto"``, ``"mean"`` (no RL token, but the mean of the VLA's picture tokens), a ``.safetensors``
         path, or an encoder.
     :param device: Where VLA and encoder run.
+    :param image_size: Edge of the pictures in pixels; ``None`` = what the VLA's specification says, 128 if it says
+        nothing. Another size than the VLA needs is refused.
     :param render: ``"fast"``, the pictures that the shipped MiniVLA was trained on, ``"exact"``, LIBERO's own, or
         ``"stock"``, the same without any shortcut.
     :param gripper_penalty: Cost of each opening or closing of the gripper, or a dict of all arguments of
@@ -88,8 +94,16 @@ def make_rl_token_libero_vec(
     loaded = load_vla(vla, device)
     encoder = load_rl_token(rl_token, loaded, device)
     check_chunk_length(chunk_length, loaded)
+    check_robot(PANDA, loaded.spec)
+    frame_size = loaded.spec.check_frame_size(image_size)
     env = LiberoVectorEnv(
-        num_envs=num_envs, suite=suite, task_ids=task_ids, chunk_length=chunk_length, render=render, **raw_env_kwargs
+        num_envs=num_envs,
+        suite=suite,
+        task_ids=task_ids,
+        chunk_length=chunk_length,
+        image_size=frame_size,
+        render=render,
+        **raw_env_kwargs,
     )
     trained_on = loaded.spec.assets
     if trained_on is not None and env.assets.kind != trained_on:
@@ -110,6 +124,7 @@ def make_rl_token_libero_vec(
             vla=vla,
             rl_token=rl_token,
             device=device,
+            image_size=image_size,
             render=render,
             gripper_penalty=gripper_penalty,
             **raw_env_kwargs,
@@ -125,7 +140,9 @@ def make_rl_token_libero(**kwargs: Any) -> SingleEnv:
 
     :param kwargs: Arguments of :func:`make_rl_token_libero_vec` without ``num_envs``.
     :return: One environment; it is reset by its user.
+    :raises ValueError: A bad argument, or one that only vector environments have.
     """
+    kwargs = arguments_of_one(kwargs)
     vector_env = make_rl_token_libero_vec(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **kwargs)
     return SingleEnv(vector_env).made_by(make_rl_token_libero, **kwargs)
 

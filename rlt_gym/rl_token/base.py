@@ -1,4 +1,4 @@
-"""The contract of what stands between a frozen VLA and a policy: an encoder of the VLA's tokens."""
+"""The contract between an encoder of a frozen VLA's tokens and the rest of the package."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Self = TypeVar("Self")
 @runtime_checkable
 class Encoder(Protocol):
     """
-    Makes ``z_rl`` of what a VLA gave. It is only read, never trained, once an environment has it; one that is a
-    ``torch.nn.Module`` is put into evaluation mode and loses its gradients when it is loaded.
+    Makes ``z_rl`` from a VLA's output. An environment never trains its encoder: loading puts an encoder that is a
+    ``torch.nn.Module`` into evaluation mode and switches its gradients off.
     """
 
     @property
@@ -26,6 +26,8 @@ class Encoder(Protocol):
 
     def __call__(self, output: VLAOutput) -> torch.Tensor:
         """
+        Make ``z_rl``.
+
         :param output: What the VLA gave for B observations; any bool mask.
         :return: ``z_rl``, floating (B, D); each row depends on the same row of ``output`` only.
         """
@@ -33,18 +35,26 @@ class Encoder(Protocol):
 
     def to(self: Self, device: torch.device | str) -> Self:
         """
+        Move the encoder to a device.
+
         :param device: Where to move it.
         :return: The moved encoder (may be the same object).
         """
         ...
 
     def fingerprint(self) -> str:
-        """Hash of weights and configuration; runs and files of transitions store it."""
+        """
+        Identify the encoder; runs and files of transitions store this.
+
+        :return: Hash of weights and configuration.
+        """
         ...
 
     def check_vla(self, vla: FrozenVLA) -> None:
         """
-        :param vla: The VLA it shall be used with.
+        Refuse a VLA that the encoder does not belong to.
+
+        :param vla: The VLA to use it with.
         :raises ValueError: If it cannot read this VLA's tokens, or was made for another one's.
         """
         ...

@@ -1,7 +1,7 @@
 """
-What the RL token is trained with (arXiv 2604.23073, eq. 2): tokens that are given back from it, and their error.
+The decoder that trains the RL token (arXiv 2604.23073, eq. 2), and its loss.
 
-From ``[z_rl, sg(z_1) .. sg(z_{i-1})]`` a causal transformer and a linear head give back ``z_i``.
+From ``[z_rl, sg(z_1) .. sg(z_{i-1})]`` a causal transformer and a linear head reconstruct ``z_i``.
 """
 
 import torch
@@ -20,7 +20,7 @@ class RLTokenDecoder(nn.Module):
     def __init__(self, config: RLTokenConfig) -> None:
         super().__init__()
         self.config = config
-        width = config.width
+        width = int(config.width or config.token_dim)
         self.input_z = nn.Linear(int(config.z_dim or config.token_dim), width)
         self.input = nn.Linear(config.token_dim, width)
         self.blank = nn.Parameter(0.02 * torch.randn(width))
@@ -37,8 +37,10 @@ class RLTokenDecoder(nn.Module):
         generator: torch.Generator | None = None,
     ) -> torch.Tensor:
         """
+        Reconstruct the tokens.
+
         :param z_rl: (B, D).
-        :param z: Standardised tokens (B, N, H), valid ones first (what follows a valid token cannot reach it, so pads
+        :param z: Standardized tokens (B, N, H), valid ones first (what follows a valid token cannot reach it, so pads
             at the end need no mask).
         :param context_dropout: Probability that an earlier token is blanked.
         :param generator: Source of that randomness.
@@ -62,7 +64,7 @@ def reconstruction_loss(prediction: torch.Tensor, z: torch.Tensor, mask: torch.T
     :param prediction: (B, N, H).
     :param z: Targets (B, N, H); no gradient flows into them.
     :param mask: bool (B, N).
-    :return: ``mean``: squared error averaged over valid tokens and channels (what is minimised); ``sum``: the paper's
+    :return: ``mean``: squared error averaged over valid tokens and channels (the training loss); ``sum``: the paper's
         form, summed over tokens and channels, averaged over the batch.
     """
     error = (prediction.float() - z.detach()).square() * mask[..., None]

@@ -20,7 +20,8 @@ from rlt_gym.data.libero_hdf5 import Demo, DemoFile, expand_paths
 from rlt_gym.rl_token.base import Encoder
 from rlt_gym.rl_token.env import check_chunk_length
 from rlt_gym.rl_token.io import frozen_fingerprint, load_rl_token
-from rlt_gym.vla.base import FrozenVLA
+from rlt_gym.rl_token.token_cache import check_demos
+from rlt_gym.vla.base import FrozenVLA, forward_seed
 from rlt_gym.vla.registry import load_vla
 
 #: Version of the layout; ``rlt_sb3.common.replay.offline`` reads it.
@@ -35,14 +36,16 @@ class EncodeDemosConfig:
     :param demos: Demonstration files of ``rlt collect`` or of LIBERO itself, glob patterns or folders; folders of
         LeRobot datasets (versions 2 and 3, with the extra ``lerobot``).
     :param output: ``.safetensors`` file to write.
-    :param vla: Name or ``.safetensors`` path of the VLA.
-    :param rl_token: Name (``"auto"``, ``"mean"``) or path of the RL token.
+    :param vla: The frozen policy: a name of ``rlt list``, or the path of a file that ``rlt train-vla`` wrote (any other
+        VLA is an argument of :func:`encode_demos` itself).
+    :param rl_token: RL-token encoder: "auto" (the shipped one of the VLA), "mean" (the mean of the VLA's picture
+        tokens), or the path of a file that ``rlt pretrain-token`` wrote.
     :param chunk_length: Control steps per row, that of the environment to train in.
-    :param stride: A row begins every so many control steps; must divide ``chunk_length``.
+    :param stride: Control steps from the beginning of a row to that of the next; must divide ``chunk_length``.
     :param instructions: Only the demonstrations of these tasks, in this order for ``task_ids``; ``None`` = all.
     :param task_ids: Task of each file, in sorted order of the files, then of each task of a LeRobot dataset; ``None`` =
         what the files say (LeRobot's own numbers are not LIBERO's), else 0, 1, ...
-    :param max_demos: Use at most so many demonstrations per task.
+    :param max_demos: Most demonstrations per task; ``None`` = all.
     :param batch_size: Observations per forward pass.
     :param image_size: Frames are pooled to this edge first; ``None`` = as they are.
     :param lerobot_columns: Names of a LeRobot dataset's columns where they are unusual: ``agentview``, ``wrist``,
@@ -129,16 +132,18 @@ def encode_demos(config: EncodeDemosConfig, vla: FrozenVLA | None = None, encode
     vla = load_vla(config.vla if vla is None else vla, config.device)
     token = load_rl_token(config.rl_token if encoder is None else encoder, vla, config.device)
     check_chunk_length(config.chunk_length, vla)
+    check_demos(vla.spec)
     sources = _sources(config)
     columns: dict[str, list[np.ndarray]] = {}
-    count = 0
+    count = number = 0
     for source in sources:
         demos = islice(source.demos(), config.max_demos)  # one at a time: the file is open while they are read
         for demo in tqdm(demos, desc=source.instruction, unit="demo", disable=not config.progress):
             success = bool(demo.attrs.get("success", True))
             rows = cut_demo(demo.actions, success, config.chunk_length, config.stride)
             rows["next_row"] = rows["next_row"] + np.int32(count)
-            rows |= _tokens(demo, source.instruction, config, vla, token)
+            rows |= _tokens(demo, number, source.instruction, config, vla, token)
+            number += 1
             size = len(rows["actions"])
             rows["task_ids"] = np.full(size, source.task_id, dtype=np.int32)
             rows["successful"] = np.full(size, success)
@@ -221,10 +226,10 @@ def _read_file(path: Path) -> Iterator[Demo]:
 
 
 def _tokens(
-    demo: Demo | LeRobotDemo, instruction: str, config: EncodeDemosConfig, vla: FrozenVLA, encoder: Encoder
+    demo: Demo | LeRobotDemo, number: int, instruction: str, config: EncodeDemosConfig, vla: FrozenVLA, encoder: Encoder
 ) -> dict[str, np.ndarray]:
     """``obs/z_rl``, ``obs/vla_ref`` and ``obs/proprio`` of every stride-th observation."""
-    frames = {camera: demo.frames(camera, config.stride) for camera in ("agentview", "wrist")}
+    frames = {camera: demo.frames(camera, config.stride) for camera in vla.spec.cameras}
     if config.image_size is not None:
         frames = {camera: resize_frames(value, config.image_size) for camera, value in frames.items()}
     proprio = demo.proprio[:: config.stride]
@@ -232,7 +237,8 @@ def _tokens(
     for rows in _slices(len(proprio), config.batch_size):
         obs = {camera: value[rows] for camera, value in frames.items()} | {"state": proprio[rows]}
         size = len(obs["state"])
-        output = vla.forward(obs, [instruction] * size, seed=list(range(rows.start, rows.start + size)))
+        steps = range(rows.start * config.stride, (rows.start + size) * config.stride, config.stride)
+        output = vla.forward(obs, [instruction] * size, seed=[forward_seed(number, step) for step in steps])
         output.check(vla.spec, size)
         parts["obs/z_rl"].append(encoder(output).float().cpu().numpy())
         parts["obs/vla_ref"].append(output.chunk[:, : config.chunk_length].float().cpu().numpy())

@@ -25,20 +25,21 @@ class RLTokenConfig:
     :param token_dim: Width H of the VLA's tokens.
     :param max_tokens: Most valid tokens per observation.
     :param z_dim: Width D of the RL token; ``None`` = the VLA's width, as in the paper.
-    :param width: Width of both transformers.
+    :param width: Width of both transformers; ``None`` = ``token_dim``, rounded up to a multiple of ``heads``. With less
+        than ``z_dim`` the D numbers of the RL token lie in a space of ``width`` dimensions.
     :param layers: Layers of each.
     :param heads: Attention heads.
     :param mlp_ratio: Hidden width of their MLPs, in widths.
     :param kinds: Kinds of tokens that are read, ``("image",)`` for the paper's single-task setting, ``("all",)`` for
         every valid token.
     :param context_dropout: Probability that the decoder's view of an earlier token is blanked in training; with plain
-        teacher forcing it can copy from neighbours and ignore ``z_rl``. 0 = the paper.
+        teacher forcing it can copy from neighboring tokens and ignore ``z_rl``. 0 = the paper.
     """
 
     token_dim: int
     max_tokens: int = 1024
     z_dim: int | None = None
-    width: int = 128
+    width: int | None = None
     layers: int = 2
     heads: int = 4
     mlp_ratio: int = 2
@@ -48,12 +49,14 @@ class RLTokenConfig:
     def __post_init__(self) -> None:
         if self.z_dim is None:
             object.__setattr__(self, "z_dim", self.token_dim)
+        if self.width is None and isinstance(self.heads, int) and self.heads > 0:
+            object.__setattr__(self, "width", self.heads * math.ceil(self.token_dim / self.heads))
         object.__setattr__(self, "kinds", tuple(self.kinds))
         for name in ("token_dim", "max_tokens", "z_dim", "width", "layers", "heads", "mlp_ratio"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"RLTokenConfig.{name} is {value!r}; it must be a positive integer.")
-        if self.width % self.heads:
+        if int(self.width or 0) % self.heads:
             raise ValueError(f"RLTokenConfig.width {self.width} must be a multiple of heads {self.heads}.")
         allowed = {"all", *TOKEN_KINDS} - {"pad"}
         if not self.kinds or not set(self.kinds) <= allowed:
@@ -111,6 +114,8 @@ class Layer(nn.Module):
         self, x: torch.Tensor, keys: torch.Tensor | None = None, causal: bool = False, last_only: bool = False
     ) -> torch.Tensor:
         """
+        Transform a sequence.
+
         :param x: (B, N, width).
         :param keys: bool (B, N), True = may be attended to; ``None`` = all.
         :param causal: Whether token i sees only tokens <= i.
@@ -147,7 +152,7 @@ class RLTokenEncoder(nn.Module):
         super().__init__()
         self.config = config
         self.vla_fingerprint, self.vla_name = vla_fingerprint, vla_name
-        width = config.width
+        width = int(config.width or config.token_dim)
         self.register_buffer("token_mean", torch.zeros(config.max_tokens, config.token_dim))
         self.register_buffer("token_std", torch.ones(config.token_dim))
         self.input = nn.Linear(config.token_dim, width)
@@ -164,6 +169,8 @@ class RLTokenEncoder(nn.Module):
 
     def set_statistics(self, mean: torch.Tensor, std: torch.Tensor) -> None:
         """
+        Set what :meth:`standardize` subtracts and divides by.
+
         :param mean: Mean of the tokens, (H,) or per place (N, H), N <= max_tokens: most of a token's size is its
             place's constant, which says nothing about the observation.
         :param std: Standard deviation from that mean per channel, (H,); a floor keeps dead channels from exploding.
@@ -174,8 +181,10 @@ class RLTokenEncoder(nn.Module):
 
     def standardize(self, tokens: torch.Tensor) -> torch.Tensor:
         """
+        Bring tokens to zero mean and unit scale.
+
         :param tokens: (B, N, H) as the VLA gives them.
-        :return: Standardised, no gradient: eq. (2)'s stop-gradient targets.
+        :return: Standardized, no gradient: eq. (2)'s stop-gradient targets.
         :raises ValueError: If there are more tokens than ``max_tokens``.
         """
         count, limit = tokens.shape[1], self.config.max_tokens
@@ -185,9 +194,11 @@ class RLTokenEncoder(nn.Module):
 
     def encode(self, z: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """
-        :param z: Standardised tokens (B, N, H), valid ones first.
+        Make the RL token of standardized tokens.
+
+        :param z: Standardized tokens (B, N, H), valid ones first.
         :param mask: bool (B, N), ``None`` = all valid.
-        :return: ``z_rl`` (B, D), normalised to zero mean and unit variance over its D numbers.
+        :return: ``z_rl`` (B, D), normalized to zero mean and unit variance over its D numbers.
         """
         batch, count = z.shape[:2]
         x = self.input(z).float() + self.position[:count]
@@ -201,8 +212,11 @@ class RLTokenEncoder(nn.Module):
 
     def forward(self, output: VLAOutput) -> torch.Tensor:
         """
+        Make the RL token.
+
         :param output: What the VLA gave for B observations; any bool mask.
         :return: ``z_rl``, float32 (B, D).
+        :raises ValueError: If the tokens have another width, are too many, or a row has none of the wanted kinds.
         """
         if output.tokens.shape[-1] != self.config.token_dim:
             raise ValueError(
@@ -212,12 +226,18 @@ class RLTokenEncoder(nn.Module):
         return self.encode(self.standardize(tokens), mask)
 
     def fingerprint(self) -> str:
-        """sha256 over architecture and weights as they are stored (float16)."""
+        """
+        Identify the encoder.
+
+        :return: sha256 over architecture and weights in the type in which they are stored (float16).
+        """
         return fingerprint({"format": FORMAT, **asdict(self.config)}, self.state_dict(), dtype=torch.float16)
 
     def check_vla(self, vla: FrozenVLA) -> None:
         """
-        :param vla: The VLA it shall be used with.
+        Refuse a VLA whose tokens this encoder cannot read.
+
+        :param vla: The VLA to use it with.
         :raises ValueError: If it was trained on another VLA's tokens.
         """
         if self.config.token_dim != vla.spec.token_dim:
@@ -235,6 +255,8 @@ class RLTokenEncoder(nn.Module):
 
 def count_parameters(*modules: nn.Module) -> int:
     """
+    Count parameters.
+
     :param modules: Any modules.
     :return: Number of their parameters.
     """

@@ -12,6 +12,7 @@ from rlt_gym.core.chunk_vector_env import ChunkVectorEnv
 from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
+from rlt_gym.vla.base import forward_seed
 
 if TYPE_CHECKING:
     from rlt_gym.rl_token.base import Encoder
@@ -23,12 +24,14 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
     Replaces the pictures of a raw vector environment by what stage 2 of the RL-token method reads: ``z_rl`` (D,),
     ``vla_ref`` (C, d), the first C actions of the VLA's chunk, and raw ``proprio`` (P,), all float32.
 
-    ``env.metadata["robot"]`` (:class:`~rlt_gym.core.robot_spec.RobotSpec`) says which cameras there are; the VLA gets
-    those that its own specification names.
+    ``env.metadata["robot"]`` (:class:`~rlt_gym.core.robot_spec.RobotSpec`) says which cameras there are, how many
+    numbers ``proprio`` has and how many an action has; the VLA gets the pictures that its own specification names.
+    Every row of a forward pass has its own seed, from the episode's ``noise_seed`` and its control steps
+    (:func:`~rlt_gym.vla.base.forward_seed`).
 
     VLA and encoder run once per vector step, on one batch that holds the N observations and the final observations of
     the episodes that ended in this step. Actions, rewards and infos pass through. The mode of autoreset is the raw
-    environment's (``SAME_STEP`` or ``DISABLED``).
+    environment's.
 
     If the raw environment observes inside the chunks (``obs_stride``), those observations go into the same batch, and
     ``info["inner_obs"]`` has them in this environment's form: ``z_rl`` (N, n, D), ``vla_ref`` (N, n, C, d), ``proprio``
@@ -41,7 +44,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
     trained on.
 
     :param env: Raw environment with pictures and ``proprio`` as observation, a ``robot`` in its metadata, action
-        (C, d), and ``instruction``, ``init_index``, ``episode_steps`` in its infos, e.g. ``LIBERO-v0``.
+        (C, d), and ``instruction``, ``noise_seed``, ``episode_steps`` in its infos, e.g. ``LIBERO-v0``.
     :param vla: The frozen VLA.
     :param encoder: The RL-token encoder that was trained on this VLA's tokens.
     :param device: Where both run.
@@ -57,16 +60,12 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
 
         single, shape = env.single_observation_space, env.single_action_space.shape
         loaded = load_vla(vla, device)  # once: a VLA that is on the device is not moved
-        spec = loaded.spec
-        self._cameras = _camera_keys(env, spec)
-        if shape is None or len(shape) != 2 or shape[1] != spec.action_dim:
-            raise ValueError(
-                f"The raw environment's action has shape {shape}; with the VLA {spec.name!r} it must be (chunk_length, "
-                f"{spec.action_dim})."
-            )
+        self._cameras = _check_environment(env, loaded.spec)
+        if shape is None or len(shape) != 2:
+            raise ValueError(f"The raw environment's action has shape {shape}; it must be (chunk_length, action_dim).")
         mode = env.metadata.get("autoreset_mode")
-        if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
-            raise ValueError(f"The raw environment's autoreset_mode is {mode}; it must be SAME_STEP or DISABLED.")
+        if not isinstance(mode, AutoresetMode):
+            raise ValueError(f"The raw environment's autoreset_mode must be an AutoresetMode, got {mode!r}.")
         self.chunk_length = check_chunk_length(shape[0], loaded)
         super().__init__(env)
         self.vla = loaded
@@ -78,7 +77,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
         assert isinstance(single, spaces.Dict)
         self.single_observation_space = spaces.Dict(
             {
-                # z_rl is normalised over its D numbers, so none of them can exceed sqrt(D)
+                # RLTokenEncoder normalizes z_rl, but an encoder of another class may give any numbers
                 "z_rl": spaces.Box(-np.inf, np.inf, (self.encoder.z_dim,), np.float32),
                 "vla_ref": spaces.Box(-1.0, 1.0, shape, np.float32),
                 "proprio": single["proprio"],
@@ -102,6 +101,8 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """
+        Reset the raw environment and show its observations.
+
         :param seed: As the raw environment takes it.
         :param options: As the raw environment takes them, e.g. ``reset_mask``.
         :return: Observations and infos of all environments.
@@ -116,6 +117,8 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
         self, actions: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """
+        Play one chunk in every environment.
+
         :param actions: Chunks (N, C, d) in environment units; values beyond [-1, 1] are clipped by the raw environment.
         :return: Observations, rewards (sum over the executed steps), terminations, truncations, infos; ``final_obs``
             holds observations of this environment's form.
@@ -180,7 +183,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
         """One forward pass over all rows of ``batches``; the arrays are new ones."""
         joined = {key: np.concatenate([batch[key] for batch in batches]) for key in (*self._cameras, "proprio")}
         proprio = joined.pop("proprio").astype(np.float32)
-        seeds = [int(np.random.SeedSequence(key.tolist()).generate_state(1)[0]) for key in np.maximum(seed_keys, 0)]
+        seeds = [forward_seed(noise_seed, step) for noise_seed, step in seed_keys.tolist()]
         output = self.vla.forward({**joined, "state": proprio}, list(tasks), seed=seeds).check(
             self.vla.spec, len(tasks)
         )
@@ -193,41 +196,60 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
         }
 
 
-def _camera_keys(env: VectorEnv, spec: "VLASpec") -> tuple[str, ...]:
+def check_robot(robot: RobotSpec, spec: "VLASpec") -> None:
     """
+    Refuse a VLA that does not fit a robot.
+
+    :param robot: The robot.
+    :param spec: Specification of the VLA.
+    :raises ValueError: If the robot lacks a camera, or has another number of proprioceptive numbers or of actions.
+    """
+    spec.check_robot(f"the robot {robot.name!r}", robot.camera_keys, robot.proprio_size, robot.action_size)
+
+
+def _check_environment(env: VectorEnv, spec: "VLASpec") -> tuple[str, ...]:
+    """
+    Refuse an environment that does not fit a VLA.
+
     :param env: Raw environment.
     :param spec: Of the VLA that is to see its pictures.
     :return: Keys of the cameras that the VLA needs.
-    :raises ValueError: The environment has no robot, lacks an observation, or its robot lacks one of the cameras.
+    :raises ValueError: The environment has no robot, lacks an observation, or does not fit the VLA.
     """
     robot: RobotSpec | None = env.metadata.get("robot")
     if robot is None:
         raise ValueError("The raw environment's metadata lack 'robot', an rlt_gym.core.robot_spec.RobotSpec.")
     single = env.single_observation_space
-    missing = {*robot.camera_keys, "proprio"} - set(single.keys() if isinstance(single, spaces.Dict) else ())
+    boxes = dict(single.spaces) if isinstance(single, spaces.Dict) else {}
+    missing = {*robot.camera_keys, "proprio"} - set(boxes)
     if missing:
         raise ValueError(f"The raw environment's observations lack {sorted(missing)}; use LIBERO-v0 or one like it.")
-    unknown = [camera for camera in spec.cameras if camera not in robot.camera_keys]
-    if unknown:
-        raise ValueError(
-            f"The VLA {spec.name!r} needs the cameras {unknown}, and the robot {robot.name!r} has "
-            f"{list(robot.camera_keys)}: use a VLA and an environment that fit."
-        )
+    check_robot(robot, spec)
+    for camera in spec.cameras:
+        for edge in (boxes[camera].shape or ())[:2]:
+            spec.check_frame_size(edge)
     return tuple(spec.cameras)
 
 
 def _read_infos(infos: Mapping[str, Any], tasks: list[str], seed_keys: np.ndarray) -> None:
-    """Copy instruction and (init_index, episode_steps) of the environments that ``infos`` speaks about."""
+    """Copy instruction and (noise_seed, episode_steps) of the environments that ``infos`` has something of."""
     if "instruction" not in infos:
         return
+    missing = [key for key in ("noise_seed", "episode_steps") if key not in infos]
+    if missing:
+        raise ValueError(
+            f"The raw environment's infos lack {missing}; see rlt_gym.core.chunk_vector_env.ChunkVectorEnv."
+        )
     present = infos.get("_instruction", np.ones(len(tasks), dtype=bool))
     for i in np.flatnonzero(present):
         tasks[i] = str(infos["instruction"][i])
-        seed_keys[i] = (infos["init_index"][i], infos["episode_steps"][i])
+        seed_keys[i] = (infos["noise_seed"][i], infos["episode_steps"][i])
 
 
 def check_chunk_length(chunk_length: int, vla: "FrozenVLA") -> int:
     """
+    Check the length of a chunk against the horizon of a VLA.
+
     :param chunk_length: Wanted length C in control steps.
     :param vla: The VLA whose chunk must be at least as long.
     :return: ``chunk_length``.

@@ -49,8 +49,8 @@ def load_rl_token(
 
     :param rl_token: ``"auto"`` (the shipped weights that belong to ``vla``), ``"mean"`` (no RL token: the mean of the
         VLA's picture tokens), another registered name, a ``.safetensors`` path, or an encoder.
-    :param vla: The VLA it shall be used with; its fingerprint is compared.
-    :param device: Where it shall run.
+    :param vla: The VLA to use it with; its fingerprint is compared.
+    :param device: Device to run on.
     :return: The encoder in evaluation mode, without gradients.
     :raises ValueError: If the name is unknown, or the file missing, damaged, or another VLA's.
     """
@@ -77,7 +77,8 @@ def load_rl_token(
 
 def frozen_fingerprint(vla: FrozenVLA, encoder: Encoder) -> dict[str, str]:
     """
-    What observations depend on, so that nothing that was learned from them is used with other weights.
+    Hashes of the weights on which observations depend. A policy must not be used with other weights than it was trained
+    with.
 
     :param vla: The frozen VLA.
     :param encoder: The RL-token encoder.
@@ -97,7 +98,7 @@ def save_rl_token(
 
     :param path: A name that ends in ``.safetensors``.
     :param encoder: The encoder.
-    :param decoder: The decoder, if it shall be kept for further training.
+    :param decoder: The decoder, to be kept for further training; ``None`` = do not keep it.
     :param provenance: How it was trained.
     :raises ValueError: If the name ends otherwise.
     """
@@ -123,7 +124,7 @@ def read_rl_token(path: str | os.PathLike[str], vla: FrozenVLA | None = None) ->
     Read a file that :func:`save_rl_token` wrote.
 
     :param path: The ``.safetensors`` file.
-    :param vla: The VLA it shall be used with.
+    :param vla: The VLA to use it with.
     :return: The encoder.
     :raises ValueError: If the file is missing, damaged, or belongs to another VLA.
     """

@@ -29,8 +29,10 @@ class MeanToken(nn.Module):
 
     def forward(self, output: VLAOutput) -> torch.Tensor:
         """
+        Average the picture tokens.
+
         :param output: What the VLA gave for B observations; any bool mask.
-        :return: ``z_rl``, float32 (B, H), normalised to zero mean and unit variance over its H numbers, as an RL
+        :return: ``z_rl``, float32 (B, H), normalized to zero mean and unit variance over its H numbers, as an RL
             token is.
         """
         tokens, mask = select_tokens(output, ("image",))
@@ -38,12 +40,18 @@ class MeanToken(nn.Module):
         return F.layer_norm(mean, (self.token_dim,))
 
     def fingerprint(self) -> str:
-        """sha256 over the name and the width: there are no weights."""
+        """
+        Identify the encoder.
+
+        :return: sha256 over the name and the width: there are no weights.
+        """
         return fingerprint({"format": "rlt-mean-token", "token_dim": self.token_dim}, {})
 
     def check_vla(self, vla: FrozenVLA) -> None:
         """
-        :param vla: The VLA it shall be used with.
+        Refuse a VLA whose tokens have another width.
+
+        :param vla: The VLA to use it with.
         :raises ValueError: If that one's tokens have another width.
         """
         if vla.spec.token_dim != self.token_dim:
@@ -55,10 +63,12 @@ class MeanToken(nn.Module):
 
 def mean_token(vla: FrozenVLA | None) -> MeanToken:
     """
-    :param vla: The VLA whose picture tokens shall be averaged.
-    :return: The encoder that does it.
+    Make the encoder that averages a VLA's picture tokens.
+
+    :param vla: The VLA.
+    :return: The encoder.
     :raises ValueError: Without a VLA.
     """
     if vla is None:
-        raise ValueError("rl_token='mean' needs a VLA whose tokens shall be averaged; give vla=.")
+        raise ValueError("rl_token='mean' needs the VLA whose tokens it averages; give vla=.")
     return MeanToken(vla.spec.token_dim)

@@ -12,14 +12,15 @@ from torch import nn
 from tqdm import tqdm
 
 from rlt_gym.core.files import git_commit
-from rlt_gym.core.training import cpu_has_bfloat16, warmup_cosine
-from rlt_gym.data.demo_set import load_demo_set
+from rlt_gym.core.training import has_bfloat16, warmup_cosine
+from rlt_gym.data.demo_set import frame_edge, load_demo_set
+from rlt_gym.data.storage import ArrayStorage
 from rlt_gym.rl_token.decoder import RLTokenDecoder, reconstruction_loss
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, count_parameters
 from rlt_gym.rl_token.io import load_rl_token, save_rl_token
 from rlt_gym.rl_token.probe import evaluate_token, probe_objects
-from rlt_gym.rl_token.token_cache import TokenCache, cache_tokens
-from rlt_gym.vla.base import FrozenVLA
+from rlt_gym.rl_token.token_cache import TokenCache, cache_tokens, check_demos
+from rlt_gym.vla.base import FrozenVLA, VLASpec
 from rlt_gym.vla.registry import load_vla
 
 
@@ -29,10 +30,11 @@ class PretrainTokenConfig:
     What :func:`pretrain_token` does.
 
     :param demos: Demonstration files, glob patterns or folders.
-    :param vla: Name or ``.safetensors`` path of the VLA (an object can be given to :func:`pretrain_token`).
+    :param vla: The frozen policy: a name of ``rlt list``, or the path of a file that ``rlt train-vla`` wrote (any other
+        VLA is an argument of :func:`pretrain_token` itself).
     :param output: ``.safetensors`` file to write; the report goes beside it with suffix ``.json``.
     :param z_dim: Width of the RL token, ``None`` = the VLA's width.
-    :param width: Width of encoder and decoder.
+    :param width: Width of encoder and decoder; ``None`` = the VLA's width.
     :param layers: Layers of each.
     :param heads: Attention heads of each.
     :param mlp_ratio: Hidden width of their MLPs, in widths.
@@ -44,14 +46,17 @@ class PretrainTokenConfig:
     :param learning_rate: Peak rate of AdamW.
     :param warmup_steps: Linear warm-up.
     :param held_out: Fraction of each task's demonstrations (whole ones) for validation.
-    :param frame_stride: Use every so many-th observation.
-    :param max_demos: Use at most so many demonstrations per task.
-    :param image_size: Frames are pooled to this edge while loading; ``None`` = what the VLA reads,
-        128 if it does not say that.
-    :param bfloat16: Train under bfloat16 autocast; ``None`` = if this processor has the instructions for it.
+    :param frame_stride: Use one observation in this many.
+    :param max_demos: Most demonstrations per task; ``None`` = all.
+    :param image_size: Frames are average-pooled to this edge in pixels while they are loaded; ``None`` = to the size to
+        which the VLA resizes them, if it says so and if that divides their own, else not at all.
+    :param memory_limit: Most GiB of memory for the frames of a camera, and for the tokens; larger arrays lie in a
+        temporary file.
+    :param scratch: Folder of these files; ``None`` = the folder of ``output``.
+    :param bfloat16: Train under bfloat16 autocast; ``None`` = if ``device`` has it in hardware.
     :param threads: torch threads, ``None`` = leave as they are.
     :param device: Device to train on.
-    :param seed: Seed of initialisation, split and sampling.
+    :param seed: Seed of initialization, split and sampling.
     :param progress: Show a progress bar and the report.
     """
 
@@ -59,7 +64,7 @@ class PretrainTokenConfig:
     vla: str = "mini"
     output: str = "rl_token.safetensors"
     z_dim: int | None = None
-    width: int = 128
+    width: int | None = None
     layers: int = 2
     heads: int = 4
     mlp_ratio: int = 2
@@ -74,6 +79,8 @@ class PretrainTokenConfig:
     frame_stride: int = 4
     max_demos: int | None = None
     image_size: int | None = None
+    memory_limit: float = 4.0
+    scratch: str | None = None
     bfloat16: bool | None = None
     threads: int | None = 1
     device: str = "cpu"
@@ -84,6 +91,8 @@ class PretrainTokenConfig:
         for name in ("steps", "batch_size", "frame_stride"):
             if getattr(self, name) < 1:
                 raise ValueError(f"PretrainTokenConfig.{name} is {getattr(self, name)}; it must be at least 1.")
+        if not self.memory_limit >= 0:
+            raise ValueError(f"PretrainTokenConfig.memory_limit is {self.memory_limit}; it must be at least 0 (GiB).")
         if self.minutes is not None and self.minutes <= 0:
             raise ValueError(f"PretrainTokenConfig.minutes is {self.minutes}; it must be positive or None.")
         if not 0 < self.held_out < 1:
@@ -107,14 +116,18 @@ def pretrain_token(config: PretrainTokenConfig, vla: FrozenVLA | None = None) ->
         torch.set_num_threads(config.threads)
     began = time.monotonic()
     vla = load_vla(config.vla if vla is None else vla, config.device)
-    size = config.image_size or vla.spec.image_size or 128
-    data = load_demo_set(config.demos, size, config.max_demos, config.frame_stride)
+    check_demos(vla.spec)
+    folder = Path(config.output).parent if config.scratch is None else config.scratch
+    storage = ArrayStorage(int(config.memory_limit * 2**30), folder)
+    size = _frame_size(config, vla.spec)
+    data = load_demo_set(config.demos, size, config.max_demos, config.frame_stride, storage=storage)
     train_rows, held_rows = data.split(config.held_out, config.seed)
     if not len(held_rows):
         raise ValueError(
             "No demonstration can be held out: a task needs at least two. Collect more with `rlt collect`."
         )
-    cache = cache_tokens(vla, data, config.kinds, config.batch_size, config.progress)
+    cache = cache_tokens(vla, data, config.kinds, config.batch_size, config.progress, storage)
+    data = data.without_frames()
 
     torch.manual_seed(config.seed)
     model = RLTokenConfig(
@@ -132,7 +145,7 @@ def pretrain_token(config: PretrainTokenConfig, vla: FrozenVLA | None = None) ->
     encoder.set_statistics(*_statistics(cache, train_rows))
     encoder.to(config.device)
     decoder.to(config.device)
-    history = _optimise(config, encoder, decoder, cache, train_rows)
+    history = _optimize(config, encoder, decoder, cache, train_rows)
     if not math.isfinite(history["L_ro_mean"]):
         raise ValueError("Training diverged (loss is not finite); lower learning_rate.")
     report = evaluate_token(encoder, decoder, cache, train_rows, held_rows)
@@ -158,21 +171,43 @@ def pretrain_token(config: PretrainTokenConfig, vla: FrozenVLA | None = None) ->
     return trained
 
 
+def _frame_size(config: PretrainTokenConfig, spec: VLASpec) -> int:
+    """
+    Edge in pixels of the frames that the VLA is shown.
+
+    :raises ValueError: If it is smaller than what the VLA reads.
+    """
+    edge = frame_edge(config.demos)
+    size = config.image_size or (spec.image_size if spec.image_size and edge % spec.image_size == 0 else edge)
+    if spec.image_size and size < spec.image_size:
+        raise ValueError(
+            f"The demonstrations would be shown to the VLA {spec.name!r} in frames of {size} pixels, and it reads "
+            f"{spec.image_size}: collect them with a larger --image_size."
+        )
+    return size
+
+
 def _statistics(cache: TokenCache, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean per place and channel (N, H), and the channels' deviations from it (H,), over at most 2000 rows."""
-    tokens, mask = cache.batch(rows[:: max(1, len(rows) // 2000)], "cpu")
-    tokens *= mask[..., None]
-    mean = tokens.sum(dim=0) / mask.sum(dim=0).clamp_min(1)[:, None]
-    variance = ((tokens - mean).square() * mask[..., None]).sum(dim=(0, 1)) / mask.sum()
-    return mean, variance.sqrt()
+    parts = list(cache.batches(rows[:: max(1, len(rows) // 2000)], most=len(rows), limit=1 << 30))
+    total, count = torch.zeros(cache.tokens.shape[1:]), torch.zeros(cache.mask.shape[1:], dtype=torch.int64)
+    for part in parts:
+        tokens, mask = cache.batch(part, "cpu")
+        total, count = total + (tokens * mask[..., None]).sum(dim=0), count + mask.sum(dim=0)
+    mean = total / count.clamp_min(1)[:, None]
+    squares = torch.zeros(mean.shape[1])
+    for part in parts:
+        tokens, mask = cache.batch(part, "cpu")
+        squares = squares + ((tokens * mask[..., None] - mean).square() * mask[..., None]).sum(dim=(0, 1))
+    return mean, (squares / count.sum()).sqrt()
 
 
-def _optimise(
+def _optimize(
     config: PretrainTokenConfig, encoder: RLTokenEncoder, decoder: RLTokenDecoder, cache: TokenCache, rows: np.ndarray
 ) -> dict[str, float]:
     parameters = [*encoder.parameters(), *decoder.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-    bfloat16 = cpu_has_bfloat16() if config.bfloat16 is None else config.bfloat16
+    bfloat16 = has_bfloat16(config.device) if config.bfloat16 is None else config.bfloat16
     rng = np.random.default_rng(config.seed)
     noise = torch.Generator(config.device).manual_seed(config.seed)
     began, step, done = time.monotonic(), 0, 0.0

@@ -1,6 +1,4 @@
-"""How much an RL token knows: what its decoder gives back, and where the objects are."""
-
-from collections.abc import Iterator
+"""Measures of an RL token: how well the tokens, and the positions of objects, can be computed from it."""
 
 import numpy as np
 import torch
@@ -11,16 +9,11 @@ from rlt_gym.rl_token.encoder import RLTokenEncoder
 from rlt_gym.rl_token.token_cache import TokenCache
 
 
-def _batches(rows: np.ndarray, size: int = 256) -> Iterator[np.ndarray]:
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
-
-
 def evaluate_token(
     encoder: RLTokenEncoder, decoder: RLTokenDecoder, cache: TokenCache, train_rows: np.ndarray, held_rows: np.ndarray
 ) -> dict[str, float]:
     """
-    Mean squared errors on held-out rows, in standardised token units. ``z_only`` blanks every earlier token, so that it
+    Mean squared errors on held-out rows, in standardized token units. ``z_only`` blanks every earlier token, so that it
     measures ``z_rl`` alone; ``shuffled`` gives each row another row's ``z_rl``; ``position_mean`` predicts each place's
     mean over the training rows and is what a token without information reaches.
 
@@ -34,14 +27,14 @@ def evaluate_token(
     device = encoder.e_rl.device
     with torch.no_grad():
         sums, counts = torch.zeros(0), torch.zeros(0)
-        for part in _batches(train_rows[:: max(1, len(train_rows) // 4000)]):
+        for part in cache.batches(train_rows[:: max(1, len(train_rows) // 4000)]):
             tokens, mask = cache.batch(part, device)
             z = encoder.standardize(tokens) * mask[..., None]
             sums, counts = (z.sum(0), mask.sum(0)) if not len(counts) else (sums + z.sum(0), counts + mask.sum(0))
         center = sums / counts.clamp_min(1)[:, None]
         totals: dict[str, float] = {}
         held_rows = np.random.default_rng(0).permutation(held_rows)[:2048]  # mixed, so that shuffling crosses episodes
-        for part in _batches(held_rows):
+        for part in cache.batches(held_rows):
             tokens, mask = cache.batch(part, device)
             z = encoder.standardize(tokens)
             z_rl = encoder.encode(z, mask)
@@ -64,8 +57,8 @@ def probe_objects(
     encoder: RLTokenEncoder, cache: TokenCache, data: DemoSet, train_rows: np.ndarray, held_rows: np.ndarray
 ) -> dict[str, float]:
     """
-    Held-out R2 of ridge regressions to object positions: does ``z_rl`` know where things are, beyond what the arm's own
-    position gives away?
+    Held-out R2 of ridge regressions to object positions. Compare ``z_rl`` with ``proprio``: the arm's position
+    alone predicts a part of them.
 
     :param encoder: The encoder.
     :param cache: Tokens.
@@ -80,14 +73,15 @@ def probe_objects(
     if not usable.any():
         return {}
     targets = targets[:, usable]
-    targets = targets[:, targets[train_rows].std(axis=0) > 5e-3]  # 5 mm: leave out what never moves
+    moves = targets[train_rows].std(axis=0) > 5e-3  # 5 mm: leave out what never moves
+    targets = targets[:, moves & (targets[held_rows].std(axis=0) > 0)]  # R2 divides by the held-out spread
     if not targets.shape[1]:
         return {}
     features = {}
     for name, rows in (("train", train_rows), ("held", held_rows)):
         with torch.no_grad():
             parts = []
-            for part in _batches(rows):
+            for part in cache.batches(rows):
                 tokens, mask = cache.batch(part, encoder.e_rl.device)
                 parts.append(encoder.encode(encoder.standardize(tokens), mask).cpu().numpy())
         z_rl, proprio = np.concatenate(parts).astype(np.float64), data.proprio[rows].astype(np.float64)
@@ -101,7 +95,7 @@ def probe_objects(
 
 
 def _ridge_r2(x: np.ndarray, y: np.ndarray, x_held: np.ndarray, y_held: np.ndarray, penalty: float = 1e-2) -> float:
-    """Pooled R2 over the outputs, each in units of its training deviation; inputs standardised."""
+    """Pooled R2 over the outputs, each in units of its training deviation; inputs standardized."""
     mean, std = x.mean(axis=0), x.std(axis=0) + 1e-8
     x, x_held = (x - mean) / std, (x_held - mean) / std
     center, scale = y.mean(axis=0), y.std(axis=0)

@@ -1,5 +1,6 @@
 """A frozen VLA's tokens of demonstrations, computed once."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,16 +8,18 @@ import torch
 from tqdm import tqdm
 
 from rlt_gym.data.demo_set import DemoSet
+from rlt_gym.data.libero_hdf5 import ACTION_SIZE, CAMERAS, STATE_SIZE
+from rlt_gym.data.storage import IN_MEMORY, ArrayStorage
 from rlt_gym.rl_token.encoder import select_tokens
-from rlt_gym.vla.base import FrozenVLA
+from rlt_gym.vla.base import FrozenVLA, VLASpec, forward_seed
 
 
 @dataclass
 class TokenCache:
     """
-    A VLA's tokens of many observations, float16.
+    A VLA's tokens of many observations.
 
-    :param tokens: Selected tokens (R, N, H), valid ones first.
+    :param tokens: Selected tokens float16 (R, N, H), valid ones first, in memory or in a file.
     :param mask: bool (R, N).
     """
 
@@ -25,6 +28,8 @@ class TokenCache:
 
     def batch(self, rows: np.ndarray | torch.Tensor, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
         """
+        Get some rows.
+
         :param rows: Row numbers.
         :param device: Where to put them.
         :return: Tokens float32 and mask.
@@ -32,9 +37,37 @@ class TokenCache:
         index = torch.as_tensor(rows)
         return self.tokens[index].to(device).float(), self.mask[index].to(device)
 
+    def batches(self, rows: np.ndarray, most: int = 256, limit: int = 1 << 28) -> Iterator[np.ndarray]:
+        """
+        Divide rows into batches whose tokens do not fill the memory.
+
+        :param rows: Row numbers.
+        :param most: Most rows per batch.
+        :param limit: Most bytes of the float32 tokens of a batch; there are at least two rows in it all the same.
+        :return: Row numbers of each batch.
+        """
+        size = max(2, min(most, limit // (4 * self.tokens[0].numel())))
+        for start in range(0, len(rows), size):
+            yield rows[start : start + size]
+
+
+def check_demos(spec: VLASpec) -> None:
+    """
+    Refuse a VLA that cannot read demonstrations of LIBERO.
+
+    :param spec: Specification of the VLA.
+    :raises ValueError: If it needs other cameras, or another number of numbers per state or action.
+    """
+    spec.check_robot("the robot of the demonstrations", CAMERAS, STATE_SIZE, ACTION_SIZE)
+
 
 def cache_tokens(
-    vla: FrozenVLA, data: DemoSet, kinds: tuple[str, ...], batch_size: int = 64, progress: bool = False
+    vla: FrozenVLA,
+    data: DemoSet,
+    kinds: tuple[str, ...],
+    batch_size: int = 64,
+    progress: bool = False,
+    storage: ArrayStorage = IN_MEMORY,
 ) -> TokenCache:
     """
     Run a frozen VLA over demonstrations once.
@@ -44,24 +77,33 @@ def cache_tokens(
     :param kinds: Kinds of tokens to keep.
     :param batch_size: Observations per forward pass.
     :param progress: Show a progress bar.
+    :param storage: Where the tokens lie. They exist once, and a second time while the array is made larger for a batch
+        whose rows have more tokens than all before.
     :return: The tokens of every row of ``data``.
+    :raises ValueError: If the demonstrations do not fit the VLA, or a row has no token of the wanted kinds.
     """
-    blocks = []
+    check_demos(vla.spec)
+    cache = _new_cache(storage, len(data), 0, vla.spec.token_dim)
     for start in tqdm(range(0, len(data), batch_size), disable=not progress, desc="tokens", mininterval=2.0):
-        part = slice(start, start + batch_size)
-        obs = {"agentview": data.agentview[part], "wrist": data.wrist[part], "state": data.proprio[part]}
+        rows = range(len(data))[start : start + batch_size]
+        part = slice(rows.start, rows.stop)
+        obs = {camera: np.asarray(getattr(data, camera)[part]) for camera in vla.spec.cameras}
+        obs["state"] = data.proprio[part]
         tasks = [data.instructions[task] for task in data.task[part]]
-        output = vla.forward(obs, tasks, seed=list(range(start, start + len(tasks)))).check(vla.spec, len(tasks))
+        seeds = [forward_seed(int(data.demo[row]), row) for row in rows]
+        output = vla.forward(obs, tasks, seed=seeds).check(vla.spec, len(tasks))
         tokens, mask = select_tokens(output, kinds)
-        blocks.append((tokens.half().cpu(), mask.cpu()))
-    count = max(mask.shape[1] for _, mask in blocks)
-    width = vla.spec.token_dim
-    cache = TokenCache(
-        torch.zeros(len(data), count, width, dtype=torch.float16), torch.zeros(len(data), count, dtype=torch.bool)
-    )
-    start = 0
-    for tokens, mask in blocks:
-        cache.tokens[start : start + len(mask), : mask.shape[1]] = tokens
-        cache.mask[start : start + len(mask), : mask.shape[1]] = mask
-        start += len(mask)
+        count = mask.shape[1]
+        if count > cache.mask.shape[1]:
+            larger = _new_cache(storage, len(data), count, vla.spec.token_dim)
+            larger.tokens[:start, : cache.mask.shape[1]] = cache.tokens[:start]
+            larger.mask[:start, : cache.mask.shape[1]] = cache.mask[:start]
+            cache = larger
+        cache.tokens[part, :count] = tokens.half().cpu()
+        cache.mask[part, :count] = mask.cpu()
     return cache
+
+
+def _new_cache(storage: ArrayStorage, rows: int, count: int, width: int) -> TokenCache:
+    tokens = storage.zeros((rows, count, width), np.float16)
+    return TokenCache(torch.from_numpy(tokens), torch.zeros(rows, count, dtype=torch.bool))

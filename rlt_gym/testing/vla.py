@@ -29,7 +29,9 @@ class FakeVLA:
 
         from rlt_gym.vla.base import VLASpec
 
-        self.spec = VLASpec("fake", token_dim=token_dim, horizon=horizon, max_tokens=n_tokens, stochastic=stochastic)
+        self.spec = VLASpec(
+            "fake", token_dim=token_dim, horizon=horizon, max_tokens=n_tokens, stochastic=stochastic, state_dim=8
+        )
         self.device = torch.device("cpu")
         self.calls: list[int] = []
         self._n_tokens = n_tokens
@@ -37,6 +39,8 @@ class FakeVLA:
 
     def forward(self, obs: Mapping[str, np.ndarray], tasks: Sequence[str], *, seed: Sequence[int] | None = None) -> Any:
         """
+        Run the fake on a batch.
+
         :param obs: ``agentview``, ``wrist`` uint8 (B, H, W, 3), ``state`` float32 (B, 8)
         :param tasks: B instructions
         :param seed: B seeds
@@ -72,6 +76,8 @@ class FakeVLA:
 
     def to(self, device: Any) -> FakeVLA:
         """
+        Say that the fake is on another device; nothing moves.
+
         :param device: torch device
         :return: the same object
         """
@@ -81,5 +87,9 @@ class FakeVLA:
         return self
 
     def fingerprint(self) -> str:
-        """:return: identifies the constructor's arguments"""
+        """
+        Identify the constructor's arguments.
+
+        :return: hash of the specification
+        """
         return hashlib.sha256(repr(self.spec).encode()).hexdigest()

@@ -1,4 +1,11 @@
-"""The contract between a frozen vision-language-action policy (VLA) and the rest of the package."""
+"""
+The contract between a frozen vision-language-action policy (VLA) and the rest of the package.
+
+Its limits: an action chunk has at least as many control steps as the environment plays of it, every action has as many
+numbers as the robot takes, and every number is a float32 in [-1, 1]. The observation has the pictures and the
+proprioception of the robot (:class:`~rlt_gym.core.robot_spec.RobotSpec`), unchanged; LIBERO's robot has two cameras,
+8 numbers of proprioception and 7 numbers per action. :meth:`VLASpec.check_robot` refuses a VLA that does not fit.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +23,10 @@ if TYPE_CHECKING:
 #: Kinds of tokens in :attr:`VLAOutput.kind`.
 TOKEN_KINDS: dict[str, int] = {"pad": 0, "image": 1, "text": 2, "state": 3, "action": 4}
 
-#: Raw observation batch: ``agentview`` and ``wrist`` uint8 (B, H, W, 3) exactly as LIBERO gives them (upside down) and
-#: ``state`` float32 (B, 8): eef position (m), axis-angle (rad), gripper qpos.
+#: Raw observation batch: one uint8 array (B, H, W, 3) per camera of the VLA's specification, exactly as the environment
+#: gives it, and ``state`` float32 (B, P), the environment's ``proprio``. With LIBERO: ``agentview`` and ``wrist``,
+#: upside down, and 8 numbers: position of the end effector (m), its axis-angle (rad), gripper qpos.
+#: ``RobotSpec.cameras`` says which pictures are upside down.
 VLAObs = Mapping[str, np.ndarray]
 
 
@@ -29,14 +38,17 @@ class VLASpec:
     :param name: Short name.
     :param token_dim: Width H of the tokens.
     :param horizon: Length T of the action chunk in control steps.
-    :param action_dim: Numbers per action.
+    :param action_dim: Numbers d per action; must be the robot's.
     :param max_tokens: Most tokens M an output can have, ``None`` if unknown.
     :param stochastic: Whether the chunk depends on ``seed``.
-    :param cameras: Cameras that are read from the observation.
+    :param cameras: Keys of the pictures that it reads from the observation.
     :param image_size: Edge in pixels to which it resizes frames before it reads them, so that larger ones tell it
         nothing more; ``None`` = not said.
     :param assets: Kind of simulation assets it was trained on (``"embedded"``, ``"official"``), so that a benchmark can
         warn about others; ``None`` = not said.
+    :param frame_size: Edge in pixels of the frames that it needs, if it is not ``image_size``: an environment draws
+        frames of this size. ``None`` = ``image_size`` and larger.
+    :param state_dim: Numbers P of ``state`` that it needs; ``None`` = any.
     """
 
     name: str
@@ -48,6 +60,49 @@ class VLASpec:
     cameras: tuple[str, ...] = ("agentview", "wrist")
     image_size: int | None = None
     assets: str | None = None
+    frame_size: int | None = None
+    state_dim: int | None = None
+
+    def check_robot(self, robot: str, cameras: Sequence[str], state_dim: int, action_dim: int) -> None:
+        """
+        Refuse a robot whose observations or actions do not fit this VLA.
+
+        :param robot: What has them, for the message, e.g. ``"the robot 'panda'"``.
+        :param cameras: Keys of its pictures.
+        :param state_dim: Numbers of its proprioception.
+        :param action_dim: Numbers per action.
+        :raises ValueError: If a camera is missing, or a number of numbers differs.
+        """
+        unknown = [camera for camera in self.cameras if camera not in cameras]
+        problem = None
+        if unknown:
+            problem = f"needs the cameras {unknown}, and {robot} has {list(cameras)}"
+        elif self.state_dim not in (None, state_dim):
+            problem = f"reads a state of {self.state_dim} numbers, and {robot} has {state_dim}"
+        elif self.action_dim != action_dim:
+            problem = f"gives actions of {self.action_dim} numbers, and {robot} takes {action_dim}"
+        if problem is not None:
+            raise ValueError(f"The VLA {self.name!r} {problem}: use a VLA and an environment that fit.")
+
+    def check_frame_size(self, size: int | None = None, default: int = 128) -> int:
+        """
+        Choose the size of the frames, or check one that was chosen.
+
+        :param size: Wanted edge in pixels; ``None`` = what the VLA needs.
+        :param default: Edge in pixels if the VLA does not say what it needs.
+        :return: Edge in pixels.
+        :raises ValueError: If the VLA needs frames of another size.
+        """
+        needed = self.frame_size or self.image_size
+        if size is None:
+            return needed or default
+        if (self.frame_size and size != self.frame_size) or (needed and size < needed):
+            exactly = "" if self.frame_size else " at least"
+            raise ValueError(
+                f"image_size is {size}; the VLA {self.name!r} needs frames of{exactly} {needed} pixels: leave "
+                "image_size out, or use another VLA."
+            )
+        return size
 
 
 @dataclass
@@ -58,7 +113,8 @@ class VLAOutput:
     :param tokens: Final-layer embeddings, floating (B, M, H), detached, not inference tensors.
     :param mask: bool (B, M), True = valid; holes are allowed.
     :param kind: uint8 (B, M), see :data:`TOKEN_KINDS`.
-    :param chunk: float32 (B, T, 7) in environment units: clipped to [-1, 1], gripper -1 open, +1 close.
+    :param chunk: float32 (B, T, d) in the environment's units, every number in [-1, 1]. With LIBERO d is 7, and the
+        last number is the gripper: -1 opens, 1 closes.
     """
 
     tokens: torch.Tensor
@@ -108,7 +164,8 @@ class FrozenVLA(Protocol):
     A policy that is only read, never trained.
 
     ``forward`` takes one batch with one instruction per row and must give each row the same result whatever the other
-    rows are. Each VLA does its own flip, resize, tokenisation and normalisation.
+    rows are. Each VLA flips and resizes frames, tokenizes and normalizes by itself, and undoes the normalization of
+    its actions.
     """
 
     @property
@@ -123,23 +180,42 @@ class FrozenVLA(Protocol):
 
     def forward(self, obs: VLAObs, tasks: Sequence[str], *, seed: Sequence[int] | None = None) -> VLAOutput:
         """
+        Run the policy on a batch.
+
         :param obs: Raw observations, see :data:`VLAObs`.
         :param tasks: One instruction per row.
-        :param seed: One number per row; a stochastic VLA derives its noise from it.
+        :param seed: One number per row, see :func:`forward_seed`; a stochastic VLA derives its noise from it.
         :return: Tokens and chunk.
         """
         ...
 
     def to(self, device: torch.device | str) -> FrozenVLA:
         """
+        Move the policy to a device. It is not called with the device that the policy is on.
+
         :param device: Where to move it.
         :return: The moved VLA (may be the same object).
         """
         ...
 
     def fingerprint(self) -> str:
-        """Hash of weights and configuration; RL tokens, runs and files of transitions store it."""
+        """
+        Identify the policy; RL tokens, runs and files of transitions store this.
+
+        :return: Hash of weights and configuration.
+        """
         ...
+
+
+def forward_seed(noise_seed: int, step: int) -> int:
+    """
+    What :meth:`FrozenVLA.forward` gets as the seed of a row.
+
+    :param noise_seed: What the infos of the environment say about the episode.
+    :param step: Control steps of the episode before the observation.
+    :return: A number in [0, 2**32).
+    """
+    return int(np.random.SeedSequence([step, noise_seed]).generate_state(1)[0])
 
 
 def fingerprint(config: Mapping[str, Any], state: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> str:

@@ -77,6 +77,12 @@ def register_vla(
     """
 
     def register(factory: Any) -> Any:
+        """
+        Register ``factory``.
+
+        :param factory: The factory.
+        :return: The same.
+        """
         VLAS.register(name, Entry(factory, description, dict(kwargs or {})))
         if encoders is not None:
             _ENCODER_FOLDERS[Path(encoders)] = None
@@ -100,6 +106,8 @@ def register_vla_format(format: str, reader: str | Callable[..., Any]) -> None:
 
 def list_vlas() -> dict[str, str]:
     """
+    List the registered VLAs.
+
     :return: Every name that :func:`load_vla` knows, with its description; schemes end in a colon.
     """
     return VLAS.names()
@@ -107,6 +115,8 @@ def list_vlas() -> dict[str, str]:
 
 def encoder_folders() -> list[Path]:
     """
+    List the folders in which ``rl_token="auto"`` looks.
+
     :return: Folders with RL tokens that registered VLAs brought along.
     """
     VLAS.load_modules()
@@ -117,10 +127,11 @@ def load_vla(vla: str | os.PathLike[str] | FrozenVLA = "mini", device: torch.dev
     """
     Get a frozen VLA.
 
-    :param vla: A registered name (:func:`list_vlas`), the path of a ``.safetensors`` file, or an object that obeys
+    :param vla: A registered name (:func:`list_vlas`), the path of a ``.safetensors`` file that ``rlt train-vla`` wrote
+        or that has a format of :func:`register_vla_format`, or an object that obeys
         :class:`~rlt_gym.vla.base.FrozenVLA`.
-    :param device: Where it shall run.
-    :return: The VLA on ``device``. An object that is there already is returned as it is; its ``to`` is not called.
+    :param device: Device to run on.
+    :return: The VLA on ``device``. An object that is already there is returned unchanged; its ``to`` is not called.
     :raises ValueError: If the name is unknown, the file missing or damaged, or the object not a FrozenVLA.
     """
     if not isinstance(vla, str | os.PathLike):
@@ -133,8 +144,8 @@ def load_vla(vla: str | os.PathLike[str] | FrozenVLA = "mini", device: torch.dev
     path = Path(vla)
     if path.suffix != ".safetensors":
         raise ValueError(
-            f"Unknown VLA {name!r}: allowed are {', '.join(map(repr, list_vlas()))}, the path of a .safetensors file, "
-            "or a FrozenVLA."
+            f"Unknown VLA {name!r}: allowed are {', '.join(map(repr, list_vlas()))}, names given to register_vla, the "
+            "path of a .safetensors file that `rlt train-vla` wrote, or, in Python, a FrozenVLA object."
         )
     return _on(check_vla(_reader(path).make(path, device=device)), device)
 
@@ -157,7 +168,7 @@ def _reader(path: Path) -> Entry:
 
 
 def _on(vla: FrozenVLA, device: torch.device | str) -> FrozenVLA:
-    """The VLA on ``device``. One that is there is left alone: billions of weights are not copied, nor can all move."""
+    """Move a VLA unless it is on ``device``: some models cannot move, and copying billions of weights takes long."""
     import torch
 
     here, there = torch.device(vla.device), torch.device(device)

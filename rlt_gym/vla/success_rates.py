@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from tqdm import tqdm
 
-from rlt_gym.vla.base import FrozenVLA
+from rlt_gym.vla.base import FrozenVLA, forward_seed
 
 
 def success_rates(
@@ -20,6 +20,7 @@ def success_rates(
     split: str = "selection",
     progress: bool = True,
     env_id: str = "LIBERO-v0",
+    seed: int = 0,
     **env_kwargs: Any,
 ) -> dict[str, dict[str, Any]]:
     """
@@ -33,17 +34,20 @@ def success_rates(
     :param split: Initial states; not ``"eval"`` when anything is chosen by the outcome.
     :param progress: Show a progress bar.
     :param env_id: Vector environment with pictures that takes ``suite``, ``task_ids``, ``chunk_length`` and
-        ``init_states``.
+        ``image_size`` and ``init_states``.
+    :param seed: Seed for the noise of a stochastic VLA.
     :param env_kwargs: Further arguments of the environment: assets, render, ...
     :return: For each task its instruction, ``successes``, ``states`` and ``mean_steps`` (control steps to success).
+    :raises ValueError: If the VLA needs frames of another size.
     """
     rates = {}
     for task_id in tqdm(task_ids, desc="success rates", unit="task", disable=not progress):
         settings: dict[str, Any] = {"suite": suite, "task_ids": [task_id], "init_states": split}
         settings |= {"chunk_length": vla.spec.horizon, "render": "fast", **env_kwargs}
+        settings["image_size"] = vla.spec.check_frame_size(env_kwargs.get("image_size"))
         env = gymnasium.make_vec(env_id, num_envs, **settings)
         try:
-            instruction, steps = _play(vla, env, n_states)
+            instruction, steps = _play(vla, env, n_states, seed)
         finally:
             env.close()
         solved = [count for count in steps.values() if count is not None]
@@ -56,15 +60,16 @@ def success_rates(
     return rates
 
 
-def _play(vla: FrozenVLA, env: VectorEnv, n_states: int) -> tuple[str, dict[int, int | None]]:
+def _play(vla: FrozenVLA, env: VectorEnv, n_states: int, seed: int) -> tuple[str, dict[int, int | None]]:
     """The task's instruction, and control steps to success of each initial state, ``None`` for a failure."""
     steps: dict[int, int | None] = {}
-    obs, infos = env.reset()
+    obs, infos = env.reset(seed=seed)
     instruction = str(infos["instruction"][0])
     while len(steps) < n_states:
-        pictures = {"agentview": obs["agentview"], "wrist": obs["wrist"], "state": obs["proprio"]}
-        seeds = (infos["init_index"] * 1000 + infos["episode_steps"]).tolist()
-        chunk = vla.forward(pictures, list(infos["instruction"]), seed=seeds).chunk
+        inputs = {camera: obs[camera] for camera in vla.spec.cameras} | {"state": obs["proprio"]}
+        keys = zip(infos["noise_seed"].tolist(), infos["episode_steps"].tolist(), strict=True)
+        seeds = [forward_seed(noise_seed, step) for noise_seed, step in keys]
+        chunk = vla.forward(inputs, list(infos["instruction"]), seed=seeds).chunk
         obs, _, terminations, truncations, infos = env.step(chunk.cpu().numpy())
         for index in np.flatnonzero(terminations | truncations):
             state = int(infos["final_info"]["init_index"][index])

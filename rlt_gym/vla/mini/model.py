@@ -115,6 +115,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """
+        Transform a sequence.
+
         :param x: (B, M, width).
         :return: The same shape.
         """
@@ -170,6 +172,8 @@ class MiniVLANet(nn.Module):
         offsets: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
+        Compute tokens and chunk.
+
         :param agentview: Upright frames, float (B, 3, image_size, image_size), see :func:`normalize_frames`.
         :param wrist: The same for the wrist camera.
         :param proprio: Raw proprioception, float (B, 8).
@@ -203,6 +207,8 @@ class MiniVLANet(nn.Module):
 
     def text_batch(self, instructions: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """
+        Look up the words of instructions.
+
         :param instructions: One per row.
         :return: Joined word ids and row offsets for :meth:`forward`.
         """
@@ -232,7 +238,8 @@ class MiniVLA:
     A trained :class:`MiniVLANet` as a :class:`~rlt_gym.vla.base.FrozenVLA`: no gradients, evaluation mode.
 
     :param net: The network; it is frozen in place.
-    :param provenance: How it was trained; ``assets`` in it is the kind of assets (default: ``"embedded"``).
+    :param provenance: How it was trained; ``assets`` in it is the kind of assets (default: ``"embedded"``),
+        ``frame_size`` the edge in pixels of the frames (default: 128).
     """
 
     def __init__(self, net: MiniVLANet, provenance: dict[str, Any] | None = None) -> None:
@@ -246,6 +253,8 @@ class MiniVLA:
             max_tokens=config.num_tokens,
             image_size=config.image_size,
             assets=self.provenance.get("assets", "embedded"),
+            frame_size=self.provenance.get("frame_size", 128),
+            state_dim=8,
         )
         kinds = {"agentview": "image", "wrist": "image"}
         counts = config.token_counts
@@ -271,14 +280,20 @@ class MiniVLA:
 
     def to(self, device: torch.device | str) -> "MiniVLA":
         """
-        :param device: Where to move the weights.
+        Move the weights.
+
+        :param device: Where to.
         :return: This object.
         """
         self.net.to(device)
         return self
 
     def fingerprint(self) -> str:
-        """sha256 over configuration and weights as they are stored (float16)."""
+        """
+        Identify the policy.
+
+        :return: sha256 over configuration and weights in the type in which they are stored (float16).
+        """
         if self._fingerprint is None:  # the weights are frozen, so once is enough
             config = {"format": FORMAT, **asdict(self.config)}
             self._fingerprint = fingerprint(config, self.net.state_dict(), dtype=torch.float16)
@@ -286,6 +301,8 @@ class MiniVLA:
 
     def forward(self, obs: VLAObs, tasks: Sequence[str], *, seed: Sequence[int] | None = None) -> VLAOutput:
         """
+        Run the policy on a batch.
+
         :param obs: ``agentview`` and ``wrist`` uint8 (B, S, S, 3) as LIBERO gives them, S >= image_size (a multiple
             of it pools exactly); ``state`` float32 (B, 8).
         :param tasks: One instruction per row.
@@ -353,7 +370,7 @@ class MiniVLA:
         Read weights written by :meth:`save`.
 
         :param path: The ``.safetensors`` file.
-        :param device: Where it shall run.
+        :param device: Device to run on.
         :return: The frozen policy.
         :raises ValueError: If the file is missing, damaged, or no MiniVLA.
         """

@@ -1,4 +1,4 @@
-"""Behaviour cloning of a :class:`~rlt_gym.vla.mini.model.MiniVLA` on demonstration files."""
+"""Behavior cloning of a :class:`~rlt_gym.vla.mini.model.MiniVLA` on demonstration files."""
 
 import math
 import os
@@ -15,8 +15,8 @@ from torch import nn
 from tqdm import tqdm
 
 from rlt_gym.core.files import git_commit
-from rlt_gym.core.training import cpu_has_bfloat16, warmup_cosine
-from rlt_gym.data.demo_set import DemoSet, load_demo_set
+from rlt_gym.core.training import has_bfloat16, warmup_cosine
+from rlt_gym.data.demo_set import DemoSet, frame_edge, load_demo_set
 from rlt_gym.data.libero_hdf5 import DemoFile, expand_paths
 from rlt_gym.vla.mini.model import MiniVLA, MiniVLAConfig, MiniVLANet, normalize_frames
 
@@ -36,22 +36,23 @@ class TrainVLAConfig:
     :param learning_rate: Peak rate of AdamW.
     :param warmup_steps: Linear warm-up.
     :param weight_decay: Of AdamW, on matrices only.
-    :param ema_decay: Decay of the weights' moving average, which is what is kept (with a warm-up of its own).
+    :param ema_decay: Decay of the moving average of the weights; the average is written. The decay is smaller in the
+        first steps.
     :param aux_weight: Weight of the auxiliary loss (object positions relative to the gripper, read from image tokens).
     :param gripper_weight: Weight of the gripper's error relative to a pose dimension's.
     :param shift_agentview: Largest random shift in pixels of the pooled frame.
     :param shift_wrist: The same for the wrist camera.
     :param brightness: Largest relative change of brightness and contrast.
-    :param proprio_noise: Standard deviation of noise on the normalised proprioception.
+    :param proprio_noise: Standard deviation of noise on the normalized proprioception.
     :param held_out: Fraction of each task's demonstrations kept for the held-out loss.
-    :param max_demos: Use at most so many demonstrations per task (fewer make a weaker policy).
-    :param frame_stride: Keep every so many-th observation in memory.
-    :param bfloat16: Train under bfloat16 autocast; ``None`` = if this processor has the instructions for it.
+    :param max_demos: Most demonstrations per task; ``None`` = all. Fewer make a weaker policy.
+    :param frame_stride: Keep one observation in this many in memory.
+    :param bfloat16: Train under bfloat16 autocast; ``None`` = if ``device`` has it in hardware.
     :param threads: torch threads, ``None`` = leave as they are.
     :param device: Device to train on.
-    :param seed: Seed of initialisation, sampling and augmentation.
-    :param eval_states: Play so many selection states of each task afterwards and keep the success rates in the
-        provenance; needs files written by ``rlt collect``. 0 = do not.
+    :param seed: Seed of initialization, sampling and augmentation.
+    :param eval_states: Number of selection states of each task to play after the training. The success rates go into
+        the provenance. Needs files written by ``rlt collect``. 0 = play none.
     :param assets: Assets to play them on.
     :param progress: Show a progress bar.
     """
@@ -110,8 +111,10 @@ class ObjectHead(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """
+        Read positions from image tokens.
+
         :param tokens: Image tokens (B, M, width).
-        :return: Positions (B, count, 3), standardised.
+        :return: Positions (B, count, 3), standardized.
         """
         logits, values = self.votes(tokens).float().split([self.count, 3 * self.count], dim=-1)
         values = values.view(*values.shape[:2], self.count, 3)
@@ -222,7 +225,7 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
     head = None
     if config.aux_weight > 0 and batches.has_objects:
         head = ObjectHead(config.model.width, batches.objects.shape[1]).to(config.device)
-    history = _optimise(config, net, head, batches, train_rows, rng)
+    history = _optimize(config, net, head, batches, train_rows, rng)
     held_out = _evaluate(batches, net, head, held_rows) if len(held_rows) else {}
     if not math.isfinite(history["action"]):
         raise ValueError("Training diverged (loss is not finite); lower learning_rate.")
@@ -232,6 +235,7 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
         "git_commit": git_commit(),
         "demos": data.files,
         "assets": _assets(config),
+        "frame_size": frame_edge(config.demos),
         "instructions": data.instructions,
         "rows": {"train": len(train_rows), "held_out": len(held_rows)},
         "parameters": sum(p.numel() for p in net.parameters()),
@@ -278,7 +282,7 @@ def _success_rates(config: TrainVLAConfig) -> dict[str, Any]:
     return played
 
 
-def _optimise(
+def _optimize(
     config: TrainVLAConfig,
     net: MiniVLANet,
     head: ObjectHead | None,
@@ -292,7 +296,7 @@ def _optimise(
     matrices, vectors = [p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.98), fused=True)
-    bfloat16 = cpu_has_bfloat16() if config.bfloat16 is None else config.bfloat16
+    bfloat16 = has_bfloat16(config.device) if config.bfloat16 is None else config.bfloat16
     average = [p.detach().clone() for p in parameters]
     smooth: dict[str, float] = {}
     stream = _row_stream(rows, config.batch_size, rng)

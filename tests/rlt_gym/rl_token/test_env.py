@@ -121,7 +121,7 @@ def test_observations_inside_the_chunks_go_into_the_same_batch(stride):
         done = rest[2] | rest[3]
         for i in range(N):
             final = infos["final_info"] if done[i] else infos
-            executed, index = int(final["chunk_steps"][i]), int(final["init_index"][i])
+            executed = int(final["chunk_steps"][i])
             assert count[i] == sum(step < executed for step in range(stride, C, stride))
             for place in range(inner["z_rl"].shape[1]):
                 step = start[i] + (place + 1) * stride
@@ -129,8 +129,8 @@ def test_observations_inside_the_chunks_go_into_the_same_batch(stride):
                     assert all(not inner[key][i, place].any() for key in inner)
                     continue
                 assert inner["z_rl"][i, place, 0] == inner["proprio"][i, place, 0] == step
-                assert inner["z_rl"][i, place, 1] == index and inner["z_rl"][i, place, 2] == i
-                seed = int(np.random.SeedSequence([index, int(step)]).generate_state(1)[0])
+                assert inner["z_rl"][i, place, 1] == final["init_index"][i] and inner["z_rl"][i, place, 2] == i
+                seed = int(np.random.SeedSequence([int(step), int(final["noise_seed"][i])]).generate_state(1)[0])
                 assert inner["vla_ref"][i, place, 0, 0] == pytest.approx(seed % 1000 / 1000)
             key_steps[i] = 0 if done[i] else start[i] + executed
         calls.append(N + int(done.sum()) + int(count.sum()))
@@ -141,10 +141,10 @@ def test_seeds_are_reproducible_and_belong_to_the_observation():
     first, second = make(), make()
     a, b = first.reset(seed=0)[0]["vla_ref"], second.reset(seed=0)[0]["vla_ref"]
     np.testing.assert_array_equal(a, b)
-    assert len({float(x) for x in a[:, 0, 0]}) == N  # init_index differs
+    assert len({float(x) for x in a[:, 0, 0]}) == N  # noise_seed differs
     first.step(zeros())
     _, _, _, _, infos = first.step(zeros())
-    key = [int(infos["final_info"]["init_index"][0]), 7]
+    key = [7, int(infos["final_info"]["noise_seed"][0])]
     seed = int(np.random.SeedSequence(key).generate_state(1)[0])
     assert infos["final_obs"][0]["vla_ref"][0, 0] == pytest.approx(seed % 1000 / 1000)
 
@@ -212,14 +212,26 @@ def test_constructor_refuses_what_does_not_fit():
     ):
         RLTokenVectorEnv(raw, other, ReadingEncoder())
     other.spec = replace(CountingVLA.spec, action_dim=6)
-    with pytest.raises(ValueError, match=r"\(4, 7\); with the VLA 'counting' it must be \(chunk_length, 6\)"):
+    with pytest.raises(ValueError, match=r"'counting' gives actions of 6 numbers, and the robot 'fake' takes 7"):
         RLTokenVectorEnv(raw, other, ReadingEncoder())
+    other.spec = replace(CountingVLA.spec, state_dim=14)
+    with pytest.raises(ValueError, match=r"'counting' reads a state of 14 numbers, and the robot 'fake' has 8"):
+        RLTokenVectorEnv(raw, other, ReadingEncoder())
+    other.spec = replace(CountingVLA.spec, image_size=24)
+    with pytest.raises(ValueError, match=r"image_size is 16; the VLA 'counting' needs frames of at least 24 pixels"):
+        RLTokenVectorEnv(raw, other, ReadingEncoder())
+    other.spec = replace(CountingVLA.spec, image_size=8)
+    assert RLTokenVectorEnv(raw, other, ReadingEncoder()).num_envs == 1, "larger frames tell it nothing more"
+    other.spec = replace(CountingVLA.spec, image_size=4, frame_size=8)
+    with pytest.raises(ValueError, match=r"image_size is 16; the VLA 'counting' needs frames of 8 pixels"):
+        RLTokenVectorEnv(raw, other, ReadingEncoder())
+    other.spec = CountingVLA.spec
     robot = raw.metadata.pop("robot")
     with pytest.raises(ValueError, match="metadata lack 'robot'"):
         RLTokenVectorEnv(raw, CountingVLA(), ReadingEncoder())
     raw.metadata["robot"] = robot
-    with pytest.raises(ValueError, match="autoreset_mode"):
-        raw.metadata["autoreset_mode"] = AutoresetMode.NEXT_STEP
+    with pytest.raises(ValueError, match="autoreset_mode must be an AutoresetMode, got None"):
+        raw.metadata["autoreset_mode"] = None
         RLTokenVectorEnv(raw, CountingVLA(), ReadingEncoder())
 
 
@@ -236,6 +248,17 @@ def test_factory_checks_before_any_process_starts(monkeypatch):
         make_rl_token_libero_vec(1, chunk_length=C, vla=CountingVLA(), rl_token=ReadingEncoder("0" * 64))
     with pytest.raises(ValueError, match="allowed are 'mini', 'mini-slow', 'mini-spatial'"):
         make_rl_token_libero_vec(1, vla="maxi")
+    for change, message in (
+        ({"action_dim": 14}, "'counting' gives actions of 14 numbers, and the robot 'panda' takes 7"),
+        ({"state_dim": 14}, "'counting' reads a state of 14 numbers, and the robot 'panda' has 8"),
+        ({"cameras": ("agentview", "front")}, r"needs the cameras \['front'\], and the robot 'panda' has"),
+        ({"image_size": 224}, "image_size is 200; the VLA 'counting' needs frames of at least 224 pixels: leave"),
+        ({"image_size": 64, "frame_size": 256}, "image_size is 200; the VLA 'counting' needs frames of 256 pixels"),
+    ):
+        vla = CountingVLA()
+        vla.spec = replace(vla.spec, **change)
+        with pytest.raises(ValueError, match=message):
+            make_rl_token_libero_vec(1, chunk_length=C, vla=vla, rl_token=ReadingEncoder(), image_size=200)
 
     for wrong, message in (
         (-0.5, "penalty must be >= 0"),
@@ -264,6 +287,37 @@ def test_the_gripper_penalty_takes_all_arguments(monkeypatch, given, penalty, si
     commands = np.zeros((1, C, 7), dtype=np.float32)
     commands[0, :, 6] = [-1, 1, -1, 1]
     assert env.step(commands)[1][0] == (-3 * penalty if signal == "command" else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "given", "drawn"),
+    [
+        ({}, {}, 128),
+        ({}, {"image_size": 96}, 96),
+        ({"image_size": 224}, {}, 224),
+        ({"image_size": 224}, {"image_size": 256}, 256),
+        ({"image_size": 64, "frame_size": 128}, {}, 128),
+        ({"image_size": 448, "frame_size": 256}, {}, 256),
+    ],
+)
+def test_the_environment_draws_frames_of_the_size_that_the_vla_needs(monkeypatch, spec, given, drawn):
+    from rlt_gym.libero import vector_env
+
+    monkeypatch.setattr(vector_env, "LiberoVectorEnv", FakeLiberoVectorEnv)
+    vla, shapes = CountingVLA(), []
+    vla.spec = replace(vla.spec, **spec)
+    forward = vla.forward
+    vla.forward = lambda obs, *args, **kwargs: (shapes.append(obs["wrist"].shape), forward(obs, *args, **kwargs))[1]
+    env = make_rl_token_libero_vec(2, chunk_length=C, vla=vla, rl_token=ReadingEncoder(), **given)
+    env.reset(seed=0)
+    assert shapes == [(2, drawn, drawn, 3)]
+
+
+def test_mini_vla_gets_the_frames_that_it_was_trained_on():
+    """Drawing at 64 pixels and averaging 128 pixels to 64 are not the same picture."""
+    for name in ("mini", "mini-slow", "mini-spatial"):
+        spec = load_vla(name).spec
+        assert (spec.image_size, spec.frame_size, spec.check_frame_size()) == (64, 128, 128)
 
 
 @pytest.mark.parametrize("name", ["mini", "mini-slow", "mini-spatial"])

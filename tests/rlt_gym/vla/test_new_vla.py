@@ -10,6 +10,7 @@ import torch
 from toy_vla import ToyVLA
 from vla_helpers import tiny_vla
 
+from rlt_gym.libero.make import make_rl_token_libero_vec
 from rlt_gym.rl_token.env import RLTokenVectorEnv
 from rlt_gym.rl_token.io import ENCODERS, load_rl_token, register_encoder
 from rlt_gym.rl_token.mean import MeanToken
@@ -53,6 +54,23 @@ def test_one_line_is_enough(capsys):
     assert "  toy           pulls the hand to the origin" in capsys.readouterr().out.splitlines()
     with pytest.raises(ValueError, match=r"Unknown VLA 'tyo': allowed are 'mini', 'mini-slow', 'mini-spatial', 'toy',"):
         load_vla("tyo")
+
+
+@pytest.mark.parametrize(
+    "command, setting", [("train", "--env.vla"), ("pretrain-token", "--vla"), ("encode-demos", "--vla")]
+)
+def test_help_and_error_say_what_a_vla_may_be(command, setting, capsys):
+    """A path is that of a file of this package's own; an object cannot be given on a command line."""
+    from rlt_sb3.cli.main import main
+
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    help_of_it = text[text.rindex(f"{setting} VLA") :][:200]
+    assert "a name of ``rlt list``, or the path of a file that ``rlt train-vla`` wrote" in help_of_it
+    allowed = "the path of a .safetensors file that `rlt train-vla` wrote, or, in Python, a FrozenVLA object"
+    with pytest.raises(ValueError, match=allowed):
+        load_vla("some/checkpoint")
 
 
 def test_decorator_arguments_and_schemes():
@@ -121,8 +139,8 @@ def test_a_file_is_read_by_the_class_of_its_format(tmp_path):
         load_vla(path)
 
 
-def test_a_vla_that_is_on_the_device_is_not_moved():
-    """Billions of weights shall not visit the CPU, and a remote or quantised VLA cannot move at all."""
+def test_a_vla_that_is_on_the_device_is_not_moved(monkeypatch):
+    """Billions of weights must not visit the CPU, and a remote or quantized VLA cannot move at all."""
 
     class Stays(FakeVLA):
         def to(self, device):
@@ -135,6 +153,8 @@ def test_a_vla_that_is_on_the_device_is_not_moved():
         load_vla(vla)
     env = RLTokenVectorEnv(FakeLiberoVectorEnv(1, chunk_length=4), vla, MeanToken(12), device="meta")
     assert env.vla is vla
+    monkeypatch.setattr("rlt_gym.libero.vector_env.LiberoVectorEnv", FakeLiberoVectorEnv)
+    assert make_rl_token_libero_vec(1, vla=vla, rl_token="mean", device="meta").vla is vla
     vla.device = torch.device("cpu")
     assert load_vla(vla, torch.device("cpu")) is load_vla(vla) is vla
 
