@@ -1,6 +1,6 @@
 """Train RLT on a LIBERO task from Python: plain Gymnasium and Stable-Baselines3.
 
-python examples/train_rlt.py --chunks 4000
+python examples/train_rlt.py --chunks 7200
 """
 
 import argparse
@@ -8,9 +8,7 @@ import argparse
 import gymnasium as gym
 from stable_baselines3.common.vec_env import VecMonitor
 
-from rlt_sb3 import RLT, GymnasiumVecEnv
-from rlt_sb3.evaluation.compare import compare
-from rlt_sb3.evaluation.evaluate import evaluate
+from rlt_sb3 import RLT, GymnasiumVecEnv, compare, evaluate
 
 
 def main() -> None:
@@ -19,14 +17,14 @@ def main() -> None:
     parser.add_argument("--suite", default="libero_goal")
     parser.add_argument("--task", type=int, default=1)
     parser.add_argument("--num-envs", type=int, default=2)
-    parser.add_argument("--chunks", type=int, default=4000)
+    parser.add_argument("--chunks", type=int, default=7200)
     parser.add_argument("--states", type=int, default=50)
     parser.add_argument("--learning-starts", type=int, default=500)
     parser.add_argument("--critic-warmup-updates", type=int, default=500)
     parser.add_argument("--save", default="rlt.zip")
     args = parser.parse_args()
 
-    # The frozen VLA and the RL token live in the environment; the simulators in processes of their own.
+    # The environment holds the frozen VLA and the RL token; each simulator has a process.
     env = gym.make_vec(args.env, num_envs=args.num_envs, suite=args.suite, task_ids=[args.task])
     try:
         vla = evaluate("vla", env, args.states, name="frozen VLA")
