@@ -32,7 +32,7 @@ def test_selection_plays_practicing_actor_until_one_is_approved(tmp_path):
     model = make_model(**fast(gate={"share": 0.5, "window": 50}))
     model.learn(100)
     obs = model.env.reset()
-    results, played = iter([outcome(16), outcome(18), outcome(3)]), []
+    results, played = iter([outcome(16), outcome(18), outcome(3), outcome(2)]), []
 
     def evaluate(player):
         played.append(player.predict(obs)[0])
@@ -49,8 +49,9 @@ def test_selection_plays_practicing_actor_until_one_is_approved(tmp_path):
     assert np.array_equal(model.predict(obs)[0], practising) and model.gate.approvals == 1
     assert np.array_equal(RLT.load(tmp_path / "best.zip", device="cpu").predict(obs)[0], practising)
     model.policy.training_actor.mu[-1].bias.data.add_(0.1)
-    assert callback.run().evaluation == outcome(3)  # of what is handed out, from now on
-    assert np.array_equal(played[-1], practising)
+    assert callback.run().evaluation == outcome(3)  # of what is deployed, from now on; the practicing actor is worse
+    assert np.array_equal(played[-2], practising) and not np.array_equal(played[-1], practising)
+    assert np.array_equal(model.predict(obs)[0], practising) and model.gate.approvals == 1
 
 
 def test_an_untrained_direct_actor_is_not_taken_for_the_vla(tmp_path):
@@ -77,7 +78,7 @@ def test_networks_that_are_put_back_end_the_running_trial(tmp_path):
     model = make_model(**fast(gate={"share": 0.5, "window": 50}))
     model.gate.approvals = 1
     model.learn(100)
-    results = iter([outcome(18), outcome(1)])
+    results = iter([outcome(18), outcome(17), outcome(1), outcome(1)])  # deployed and practicing, twice
     callback = selection(model, lambda player: next(results), tmp_path, guard="restore")
     callback.run()
     model.gate.start_trial(model.policy)

@@ -181,8 +181,8 @@ def test_a_better_practicing_actor_is_deployed(tmp_path):
         return Evaluation("RLT", "selection", [StateResult(p, 0, p, p < successes, 4, 1) for p in range(20)])
 
     # of each point: what is deployed, the practicing actor, whether it is deployed now
-    played = [[outcome(18)], [outcome(18), outcome(17)], [outcome(18), outcome(18)], [outcome(18), quick(18)],
-              [outcome(18), outcome(20)], [outcome(12), outcome(13)]]  # fmt: skip
+    played = [[outcome(19)], [outcome(19), outcome(17)], [outcome(19), outcome(19)], [outcome(19), quick(19)],
+              [outcome(19), outcome(20)], [outcome(12), outcome(13)]]  # fmt: skip
     deployed = [True, False, False, True, True, False]
     results = iter([result for point in played for result in point])
     callback = make_callback(tmp_path, lambda player: next(results))

@@ -125,7 +125,7 @@ def test_mean_token_against_numpy():
     assert sum(parameter.numel() for parameter in token.parameters()) == 0
     with pytest.raises(ValueError, match="use rl_token='mean'"):
         load_rl_token(MeanToken(5), vla)
-    with pytest.raises(ValueError, match="needs a VLA"):
+    with pytest.raises(ValueError, match="needs the VLA whose tokens it averages"):
         load_rl_token("mean")
     with pytest.raises(ValueError, match="'auto', 'mean'"):
         load_rl_token(3)

@@ -79,7 +79,7 @@ def test_trials_are_played_by_the_actor_on_trial():
 
 
 def test_without_trials_the_present_actor_is_handed_out():
-    model = make()
+    model = make(gate=False)
     model.learn(100)
     obs = model.env.reset()
     candidate = chunks(model.policy.training_actor, model, obs)
