@@ -160,12 +160,12 @@ class Campaign:
         truncations, wrong = self.step()
         result["wrong transitions"] += wrong
         result["unnoticed"] += int((expected & ~truncations).sum())
-        result["neighbours disturbed"] += int((truncations & ~expected).sum())
+        result["neighbors disturbed"] += int((truncations & ~expected).sum())
         result["orphans"] += name != HARMLESS and seconds_until_dead([pid]) is None
         for _ in range(2):  # and on
             truncations, wrong = self.step()
             result["wrong transitions"] += wrong
-            result["neighbours disturbed"] += int(truncations.sum())
+            result["neighbors disturbed"] += int(truncations.sum())
 
     def close_during_step(self, name: str) -> None:
         """Another environment of one worker, closed by the main thread while a second one steps."""
@@ -270,7 +270,7 @@ def main() -> int:
     signal.signal(signal.SIGALRM, on_alarm)
     campaign = Campaign(arguments.num_envs, arguments.seed)
     campaign.run(arguments.injections, arguments.minutes)
-    columns = ("injected", "hangs", "orphans", "wrong transitions", "unnoticed", "neighbours disturbed")
+    columns = ("injected", "hangs", "orphans", "wrong transitions", "unnoticed", "neighbors disturbed")
     print("| fault | " + " | ".join(columns) + " | median s |")
     print("|---" * (len(columns) + 2) + "|")
     total: Counter[str] = Counter()

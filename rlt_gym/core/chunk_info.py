@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,3 +83,29 @@ def hook_info(
         info["critical_chunk"] = bool(said.get("critical_chunk", False))
         info["critical_phase"] = bool(said.get("critical_phase", False))
     return info
+
+
+def inner_info(
+    observation: Mapping[str, np.ndarray],
+    shape: tuple[int, int],
+    inner: Mapping[int, Sequence[Mapping[str, np.ndarray]]],
+) -> dict[str, Any]:
+    """
+    Info entries about the observations inside the chunks, for all environments.
+
+    :param observation: Any observation of one environment.
+    :param shape: (N, n), environments and control steps inside a chunk that are observed.
+    :param inner: By environment, the observations that there are.
+    :return: ``inner_obs``, a dict of arrays (N, n, ...), zeros where there is none; ``inner_count`` (N,). Nothing if n
+        is 0.
+    """
+    if shape[1] == 0:
+        return {}
+    arrays = {key: np.zeros((*shape, *value.shape), value.dtype) for key, value in observation.items()}
+    count = np.zeros(shape[0], dtype=np.int64)
+    for env, observations in inner.items():
+        count[env] = len(observations)
+        for index, seen in enumerate(observations):
+            for key, value in seen.items():
+                arrays[key][env, index] = value
+    return {"inner_obs": arrays, "inner_count": count}

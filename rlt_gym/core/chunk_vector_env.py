@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.error import ClosedEnvironmentError
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rlt_gym.core.chunk_info import chunk_info
+from rlt_gym.core.chunk_info import chunk_info, inner_info
 from rlt_gym.core.episodes import Episode, EpisodeSequence
 from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.pickling import PickledByArguments
@@ -79,6 +79,10 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
     step at which it ended), and ``inner_count`` (num_envs,), how many are valid: those before step k. Both stand at
     the top level for every env, for those whose episode has just ended too; ``final_info`` does not repeat them.
 
+    Under ``NEXT_STEP`` the last observation of an episode is returned as any other. The next :meth:`step` ignores the
+    action for that env and starts its next episode instead: reward 0, both flags false, ``chunk_steps`` 0. Such a row
+    is no transition and must not be stored.
+
     A simulator may be lost in a chunk. Its episode then ends: ``truncated``, with ``worker_restarted`` true in its info
     (under ``SAME_STEP`` in ``final_info`` as well). Nothing of the broken chunk counts: reward 0, ``chunk_steps`` 0,
     and the final observation is the one that was returned last. Such a row is no transition and must not be stored.
@@ -100,7 +104,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
     :param init_states: The split to begin with: ``"train"``, ``"selection"`` or ``"eval"``.
     :param seed: Seed until :meth:`reset` is given one; ``None``: drawn from the operating system's entropy.
         ``np_random_seed`` is the present one.
-    :param autoreset_mode: ``SAME_STEP`` or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
+    :param autoreset_mode: ``SAME_STEP``; ``NEXT_STEP``; or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
     :param render_mode: ``None`` or ``"rgb_array"``.
     :param obs_stride: Also observe every so many control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
     :param train_episode_steps: Horizon of the training split, at most ``max_episode_steps``; ``None``: no difference.
@@ -156,9 +160,11 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode must be None or 'rgb_array', got {render_mode!r}")
         self.render_mode = render_mode
-        mode = AutoresetMode(autoreset_mode)
-        if mode == AutoresetMode.NEXT_STEP:
-            raise ValueError("autoreset_mode must be SAME_STEP or DISABLED: NEXT_STEP would waste a chunk per episode")
+        try:
+            mode = AutoresetMode(autoreset_mode)
+        except ValueError as error:
+            modes = ", ".join(f"{entry.name} ({entry.value!r})" for entry in AutoresetMode)
+            raise ValueError(f"autoreset_mode must be one of {modes}, got {autoreset_mode!r}") from error
         #: As ``SyncVectorEnv`` has it.
         self.autoreset_mode = mode
         self.metadata = {
@@ -211,6 +217,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
 
     def _draw(self, envs: Sequence[int]) -> dict[int, np.ndarray]:
         """
+        Draw some of the environments.
+
         :param envs: Indices of the environments.
         :return: By environment, an upright uint8 (H, W, 3) frame.
         """
@@ -240,12 +248,19 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
 
     def _horizon(self, env: int) -> int:
         """
+        Horizon of the present episode of an environment.
+
         :param env: Index of the environment.
         :return: Control steps before its episode is truncated: the same for all in a split, unless a subclass says
             otherwise.
         """
-        shorter = self.sequence.split == "train" and self.train_episode_steps is not None
-        return self.train_episode_steps if shorter else self.max_episode_steps  # type: ignore[return-value]
+        if self.sequence.split == "train" and self.train_episode_steps is not None:
+            return min(self.train_episode_steps, self.max_episode_steps)  # set_attr may have changed one of them
+        return self.max_episode_steps
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError(f"this {type(self).__name__} was closed: make a new one")
 
     def _episode(self, env: int) -> Episode:
         episode = self.episodes[env]
@@ -254,6 +269,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
 
     def task(self, env: int) -> Any:
         """
+        Which task an environment is playing.
+
         :param env: Index of the environment.
         :return: The task it is playing, one of ``tasks``.
         """
@@ -273,8 +290,12 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
             to every environment (Minari's ``minari_autoseed``), are ignored with a warning.
         :return: Observations and infos of all environments; where a part is reset, infos of that part.
         :raises ValueError: A bad seed or option; the environments are untouched.
+        :raises gymnasium.error.ClosedEnvironmentError: The environment was closed.
         """
-        mask, split, shard = self._checked_options(options)
+        self._check_open()
+        mask, split, shard = self.sequence.checked_options(options)
+        if any(episode is None for env, episode in enumerate(self.episodes) if not mask[env]):
+            raise ValueError(f"reset_mask must select all environments in the first reset, got {mask!r}")
         seed = self.sequence.base_seed(seed)
         super().reset(seed=seed)
         if mask.all():
@@ -287,33 +308,6 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         for env in envs:
             infos = self._add_info(infos, self._info(env), env)
         return self._batch(), infos
-
-    def _checked_options(self, options: dict[str, Any] | None) -> tuple[np.ndarray, str | None, Any]:
-        options = dict(options or {})
-        mask = options.pop("reset_mask", None)
-        split = options.pop("init_states", None)
-        shard = options.pop("shard", None)
-        if options:
-            warnings.warn(
-                f"The reset options {sorted(map(str, options))} are ignored; this environment takes init_states, "
-                "reset_mask and shard",
-                stacklevel=3,
-            )
-        if shard is not None and not 0 <= shard[0] < shard[1]:
-            raise ValueError(f"shard must be (k, n) with 0 <= k < n, got {shard!r}")
-        if split is not None:
-            split = self.sequence.checked_split(split)
-        if mask is None:
-            mask = np.ones(self.num_envs, dtype=bool)
-        elif not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
-            raise ValueError(f"reset_mask must be a bool array of shape ({self.num_envs},), got {mask!r}")
-        if not mask.any():
-            raise ValueError("reset_mask selects no environment")
-        if any(episode is None for env, episode in enumerate(self.episodes) if not mask[env]):
-            raise ValueError(f"reset_mask must select all environments in the first reset, got {mask!r}")
-        if not mask.all() and split not in (None, self.sequence.split):
-            raise ValueError("init_states can only be switched for all environments at once")
-        return mask, split, shard
 
     def _begin_episodes(self, envs: Sequence[int]) -> None:
         for env in envs:
@@ -341,20 +335,28 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         :return: Observations, rewards, terminations, truncations, infos.
         :raises ValueError: Wrong shape or non-finite values; the environments are untouched.
         :raises RuntimeError: An environment must be reset first.
+        :raises gymnasium.error.ClosedEnvironmentError: The environment was closed.
         """
+        self._check_open()
         array = self._checked_actions(actions)
         if any(episode is None for episode in self.episodes):
             raise RuntimeError("call reset() before step()")
-        if self._dones.any():
+        if self._dones.any() and self.autoreset_mode == AutoresetMode.DISABLED:
             raise RuntimeError("a finished environment must be reset before it is stepped (autoreset is disabled)")
         self._asked, self._said = array, [{}] * self.num_envs
-        left = [self._horizon(env) - self._episode(env).steps for env in range(self.num_envs)]
-        played = self._play({env: array[env, : left[env]] for env in range(self.num_envs)})
+        begun = np.flatnonzero(self._dones).tolist()  # under NEXT_STEP; their actions are ignored
+        if begun:
+            self._begin_episodes(begun)
+        left = {env: self._horizon(env) - self._episode(env).steps for env in range(self.num_envs) if env not in begun}
+        played = self._play({env: array[env, : left[env]] for env in left}) if left else {}
         rewards = np.zeros(self.num_envs, dtype=np.float64)
         terminations = np.zeros(self.num_envs, dtype=bool)
         truncations = np.zeros(self.num_envs, dtype=bool)
         step_infos = []
         for env in range(self.num_envs):
+            if env in begun:
+                step_infos.append(self._info(env))
+                continue
             if env not in played:
                 # Play this episode again, so that an evaluation misses none of its states.
                 self.sequence.repeat(env)
@@ -368,7 +370,11 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
             terminations[env] = result.success
             truncations[env] = not result.success and self._episode(env).steps >= self._horizon(env)
             step_infos.append(self._info(env, result))
-        inner = self._inner_infos(played) if self._inner_steps else {}
+        inner = inner_info(
+            self._observations[0],
+            (self.num_envs, len(self._inner_steps)),
+            {env: result.inner for env, result in played.items()},
+        )
         done = terminations | truncations
         infos: Infos = {}
         if self.autoreset_mode == AutoresetMode.SAME_STEP and done.any():
@@ -399,17 +405,6 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
             "final_info": final_info,
             "_final_info": done.copy(),
         }
-
-    def _inner_infos(self, played: dict[int, Played]) -> Infos:
-        shape = (self.num_envs, len(self._inner_steps))
-        arrays = {key: np.zeros((*shape, *value.shape), value.dtype) for key, value in self._observations[0].items()}
-        count = np.zeros(self.num_envs, dtype=np.int64)
-        for env, result in played.items():
-            count[env] = len(result.inner)
-            for index, observation in enumerate(result.inner):
-                for key, value in observation.items():
-                    arrays[key][env, index] = value
-        return {"inner_obs": arrays, "inner_count": count}
 
     def _info(self, env: int, played: Played | None = None, restarted: bool = False) -> dict[str, Any]:
         task = self.task(env)
@@ -444,8 +439,11 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """
+        Draw every environment.
+
         :return: One upright uint8 (H, W, 3) frame per env, or ``None`` without ``render_mode="rgb_array"``.
         """
+        self._check_open()
         if self.render_mode is None:
             return None
         frames = self._draw(range(self.num_envs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -113,6 +114,38 @@ class EpisodeSequence:
                 f"environment), or None, got {seed!r}"
             )
         return first
+
+    def checked_options(self, options: dict[str, Any] | None) -> tuple[np.ndarray, str | None, tuple[int, int] | None]:
+        """
+        Read what a reset was given.
+
+        :param options: ``init_states``, ``reset_mask`` and ``shard``; others are ignored with a warning.
+        :return: Which environments to reset, bool (N,); the split to switch to, or ``None``; the shard, or ``None``.
+        :raises ValueError: A bad value, or a switch of the split for a part of the environments.
+        """
+        options = dict(options or {})
+        mask = options.pop("reset_mask", None)
+        split = options.pop("init_states", None)
+        shard = options.pop("shard", None)
+        if options:
+            warnings.warn(
+                f"The reset options {sorted(map(str, options))} are ignored; this environment takes init_states, "
+                "reset_mask and shard",
+                stacklevel=4,
+            )
+        if shard is not None and not 0 <= shard[0] < shard[1]:
+            raise ValueError(f"shard must be (k, n) with 0 <= k < n, got {shard!r}")
+        if split is not None:
+            split = self.checked_split(split)
+        if mask is None:
+            mask = np.ones(self.num_envs, dtype=bool)
+        elif not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
+            raise ValueError(f"reset_mask must be a bool array of shape ({self.num_envs},), got {mask!r}")
+        if not mask.any():
+            raise ValueError("reset_mask selects no environment")
+        if not mask.all() and split not in (None, self.split):
+            raise ValueError("init_states can only be switched for all environments at once")
+        return mask, split, shard
 
     @property
     def init_state_counts(self) -> dict[str, int]:

@@ -76,7 +76,7 @@ class InProcessVectorEnv(ChunkVectorEnv):
         return {env: self._play_one(env, chunk) for env, chunk in chunks.items()}
 
     def _play_one(self, env: int, chunk: np.ndarray) -> Played:
-        choose = self._worker_hooks[env].choose
+        choose = self._worker_hooks[env].begin_chunk()
         rewards: list[float] = []
         inner: list[Observation] = []
         frames: list[np.ndarray] = []

@@ -18,6 +18,13 @@ class PickledByArguments:
     _made_by: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """
+        Keep the arguments.
+
+        :param args: Of the constructor.
+        :param kwargs: Likewise.
+        :return: The environment, not initialized yet.
+        """
         self = super().__new__(cls)
         self._made_by = (cls, args, kwargs)
         return self

@@ -95,6 +95,8 @@ class Registry:
 
     def names(self) -> dict[str, str]:
         """
+        List what can be named.
+
         :return: Every name with its description, in the order of registration.
         """
         self.load_modules()

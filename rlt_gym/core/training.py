@@ -5,7 +5,11 @@ from pathlib import Path
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 matrices in hardware (Linux x86 and Arm)."""
+    """
+    Whether this processor multiplies bfloat16 matrices in hardware (Linux x86 and Arm).
+
+    :return: True if one of the processor's flags says so.
+    """
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -12,10 +12,10 @@ GRIPPER_SIGNALS = ("fingers", "command")
 
 class GripperPenalty(VectorWrapper):
     """
-    Takes something off the reward each time the gripper goes from open to closed or back.
+    Subtracts a penalty from the reward each time the gripper goes from open to closed or back.
 
     A policy that is rewarded at success only may learn to open and close all the time. The penalty falls on the control
-    step of the transition. What counts is what was executed (``infos["executed_actions"]`` where someone took over).
+    step of the transition. It counts executed actions (``infos["executed_actions"]`` where someone took over).
 
     The infos get ``reward_terms``: ``success`` (what the environment gave) and ``gripper`` (the penalties, 0 or
     negative), float32 (num_envs, C) each, whose sum is the new ``step_rewards``. Terms of an environment that has some
@@ -80,6 +80,10 @@ class GripperPenalty(VectorWrapper):
         Check the arguments before there is an environment.
 
         :param action_size: Numbers in the action of a control step; for the others see the class.
+        :param penalty: See the class.
+        :param signal: See the class.
+        :param threshold: See the class.
+        :param index: See the class.
         :raises ValueError: A value out of range.
         """
         if not 0.0 <= penalty < np.inf:

@@ -57,6 +57,9 @@ class CollectConfig:
 
 def collect(config: CollectConfig) -> list[Path]:
     """
+    Record demonstrations of the scripted expert.
+
+    :param config: What to record.
     :return: The files written, one per task.
     :raises ValueError: There is no expert for one of the tasks.
     :raises RuntimeError: The expert fails more often than it succeeds.

@@ -18,7 +18,7 @@ def gripper_near_object(simulator: Any, distance: float = 0.1, objects: Sequence
     The point between the finger tips has come close to what the task is about.
 
     :param simulator: The worker's :class:`~rlt_gym.libero.worker.simulator.LiberoSimulator`.
-    :param distance: How close to the origin of the object, metres.
+    :param distance: How close to the origin of the object, meters.
     :param objects: BDDL names of objects, fixtures or regions; ``None``: those that the task's goals are to move.
     :return: Whether it is that close to any of them.
     :raises ValueError: An object that the scene does not have.

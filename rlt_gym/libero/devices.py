@@ -45,6 +45,10 @@ class DeviceTakeover:
         """
         The checks of the constructor, which the environment makes before it starts a worker.
 
+        :param hold: See the class.
+        :param sensitivity: See the class.
+        :param window: See the class.
+        :param realtime: See the class.
         :raises ValueError: A value out of range.
         :raises ImportError: The device's library is missing.
         :raises RuntimeError: There is no display.
@@ -72,7 +76,12 @@ class DeviceTakeover:
         raise NotImplementedError
 
     def reset(self, simulator: Any, rng: np.random.Generator) -> None:
-        """See :class:`~rlt_gym.libero.interventions.Intervenor`."""
+        """
+        Begin an episode.
+
+        :param simulator: The worker's simulator, just reset.
+        :param rng: The episode's randomness.
+        """
         if self._device is None:
             self._device = self._open()
         self._device.start_control()
@@ -82,7 +91,14 @@ class DeviceTakeover:
         self._next = time.monotonic()
 
     def act(self, simulator: Any, proposed: np.ndarray, step: int) -> np.ndarray | None:
-        """See :class:`~rlt_gym.libero.interventions.Intervenor`."""
+        """
+        Decide about one control step.
+
+        :param simulator: The worker's simulator.
+        :param proposed: The policy's action (7,).
+        :param step: Number of the control step in the episode, from 0.
+        :return: The action (7,) to execute, or ``None``: the policy's.
+        """
         if self.window:
             self._show(simulator)
         if self.realtime or self._left:

@@ -45,10 +45,10 @@ class Progress:
     Tells whether an episode gets anywhere.
 
     Progress is: a goal predicate more holds; the hand is closer to the object of an open goal than ever before; that
-    object is closer to where it belongs; a part that is to be opened has moved further. Each by ``least`` metres.
+    object is closer to where it belongs; a part that is to be opened has moved further. Each by ``least`` meters.
 
     :param problem: LIBERO's robosuite environment (``ControlEnv.env``).
-    :param least: Smallest change that counts, metres.
+    :param least: Smallest change that counts, meters.
     """
 
     def __init__(self, problem: Any, least: float = 0.01):
@@ -82,7 +82,9 @@ class Progress:
 
     def made(self) -> bool:
         """
-        :return: Whether there was progress since the last time there was.
+        Look for progress since the last time there was some.
+
+        :return: Whether there was.
         """
         unmet, distances = self._measure()
         better = [key for key, value in distances.items() if value < self._best.get(key, np.inf) - self._least]
@@ -104,7 +106,7 @@ class ScriptedTakeover:
     :param window: ... at a control step drawn from ``0..window-1``.
     :param hold: Control steps after which it hands back. Success ends the episode before.
     :param max_takeovers: Per episode; ``None``: no limit.
-    :param least_progress: See :class:`Progress`, metres.
+    :param least_progress: See :class:`Progress`, meters.
     :param noise: Disturbances of the expert, see :class:`~rlt_gym.libero.experts.ScriptedExpert`.
     :raises ValueError: A value out of range, or no trigger at all.
     """
@@ -137,7 +139,18 @@ class ScriptedTakeover:
         least_progress: float = 0.01,
         noise: float = 0.0,
     ) -> None:
-        """The checks of the constructor, which the environment makes before it starts a worker."""
+        """
+        The checks of the constructor, which the environment makes before it starts a worker.
+
+        :param stall: See the class.
+        :param deadline: See the class.
+        :param probability: See the class.
+        :param window: See the class.
+        :param hold: See the class.
+        :param max_takeovers: See the class.
+        :param least_progress: See the class.
+        :param noise: See the class.
+        """
         optional = (("stall", stall, 1), ("deadline", deadline, 0), ("max_takeovers", max_takeovers, 1))
         for name, value, low in optional:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < low):
@@ -149,12 +162,17 @@ class ScriptedTakeover:
             if not 0.0 <= share <= 1.0:
                 raise ValueError(f"{name} must be in [0, 1], got {share!r}")
         if not least_progress > 0.0:
-            raise ValueError(f"least_progress must be > 0 (metres), got {least_progress!r}")
+            raise ValueError(f"least_progress must be > 0 (meters), got {least_progress!r}")
         if stall is None and deadline is None and probability == 0.0:
             raise ValueError("nothing makes this expert take over: set stall, deadline or probability")
 
     def reset(self, simulator: Any, rng: np.random.Generator) -> None:
-        """See :class:`Intervenor`."""
+        """
+        Begin an episode.
+
+        :param simulator: The worker's simulator, just reset.
+        :param rng: The episode's randomness.
+        """
         if simulator is not self._simulator:
             from rlt_gym.libero.experts import make_expert
 
@@ -170,7 +188,14 @@ class ScriptedTakeover:
         self._left = 0
 
     def act(self, simulator: Any, proposed: np.ndarray, step: int) -> np.ndarray | None:
-        """See :class:`Intervenor`."""
+        """
+        Decide about one control step.
+
+        :param simulator: The worker's simulator.
+        :param proposed: The policy's action (7,).
+        :param step: Number of the control step in the episode, from 0.
+        :return: The action (7,) to execute, or ``None``: the policy's.
+        """
         if self._left == 0:
             self._stalled = 0 if self._progress.made() else self._stalled + 1
             if not self._should_take_over(step):

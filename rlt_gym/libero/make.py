@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode
 
-from rlt_gym.core.single_env import SingleEnv
+from rlt_gym.core.single_env import SingleEnv, arguments_of_one
 from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.libero.robot import PANDA
 from rlt_gym.rl_token.env import RLTokenVectorEnv, check_chunk_length
@@ -26,9 +26,11 @@ def make_libero(**kwargs: Any) -> SingleEnv:
 
     :param kwargs: Arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv` without ``num_envs``.
     :return: One environment; it is reset by its user.
+    :raises ValueError: A bad argument, or one that only vector environments have.
     """
     from rlt_gym.libero.vector_env import LiberoVectorEnv
 
+    kwargs = arguments_of_one(kwargs)
     vector_env = LiberoVectorEnv(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **kwargs)
     return SingleEnv(vector_env).made_by(make_libero, **kwargs)
 
@@ -125,7 +127,9 @@ def make_rl_token_libero(**kwargs: Any) -> SingleEnv:
 
     :param kwargs: Arguments of :func:`make_rl_token_libero_vec` without ``num_envs``.
     :return: One environment; it is reset by its user.
+    :raises ValueError: A bad argument, or one that only vector environments have.
     """
+    kwargs = arguments_of_one(kwargs)
     vector_env = make_rl_token_libero_vec(num_envs=1, autoreset_mode=AutoresetMode.DISABLED, **kwargs)
     return SingleEnv(vector_env).made_by(make_rl_token_libero, **kwargs)
 

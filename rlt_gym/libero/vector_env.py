@@ -14,7 +14,7 @@ from rlt_gym.core.chunk_vector_env import ChunkVectorEnv, Observation, Played
 from rlt_gym.core.hooks import check_hook, check_one_env
 from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.robot import PANDA
-from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, get_tasks
+from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, TRAIN_HORIZONS, get_tasks
 from rlt_gym.workers.backend import WorkerSettings, backend_settings
 from rlt_gym.workers.memory import available_memory
 from rlt_gym.workers.named import checked_int
@@ -75,9 +75,11 @@ class LiberoVectorEnv(ChunkVectorEnv):
     :param image_size: Side S of the pictures in pixels, at most 256.
     :param render: ``"exact"`` (LIBERO's pictures bit for bit), ``"fast"`` (cheap robot, no multisampling) or
         ``"stock"`` (the pictures of ``"exact"``, drawn without any shortcut, to find the cause of a wrong pixel).
-    :param max_episode_steps: Control steps before truncation; ``None`` for the suite's horizon.
-    :param train_episode_steps: The same in the training split, at most ``max_episode_steps``; ``None``: no difference.
-        An attempt that has failed early then costs less time, and an evaluation keeps the suite's horizon.
+    :param max_episode_steps: Control steps before truncation, in every split; ``None``: the suite's horizon
+        (:data:`~rlt_gym.libero.suites.tasks.SUITE_HORIZONS`), and in the training split its shorter one.
+    :param train_episode_steps: Control steps before truncation in the training split, at most ``max_episode_steps``,
+        which turns the difference off; ``None``: :data:`~rlt_gym.libero.suites.tasks.TRAIN_HORIZONS` of the suite, or
+        ``max_episode_steps`` where that is given.
     :param render_mode: ``None`` or ``"rgb_array"`` (:meth:`render` gives upright 256-pixel frames).
     :param seed: Seed until :meth:`reset` is given one; ``None``: drawn from the operating system's entropy.
         ``np_random_seed`` is the present one.
@@ -86,7 +88,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
         :mod:`rlt_gym.libero.interventions`; ``intervention_kwargs``: its keyword arguments.
     :param critical_phase: Predicate ``"module:function"``, see :mod:`rlt_gym.libero.critical_phase`;
         ``critical_phase_kwargs``: its keyword arguments.
-    :param autoreset_mode: ``SAME_STEP`` or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
+    :param autoreset_mode: ``SAME_STEP``; ``NEXT_STEP``; or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
     :param compiled: Whether control steps run through the compiled loop or through robosuite's own, which gives the
         same states some four times slower, to find the cause of a wrong state.
     :param worker_options: ``worker_start``, ``worker_python``, ``worker_timeout``, ``build_timeout``,
@@ -127,6 +129,8 @@ class LiberoVectorEnv(ChunkVectorEnv):
             "critical_phase": check_hook("critical_phase", critical_phase, critical_phase_kwargs, 1, False),
         }
         tasks = get_tasks(suite, task_ids)
+        if max_episode_steps is None and train_episode_steps is None:
+            train_episode_steps = TRAIN_HORIZONS[suite]
         image_size = checked_int("image_size", image_size, 16, 256)
         if render not in RENDER_QUALITIES:
             raise ValueError(f"render must be one of {RENDER_QUALITIES}, got {render!r}")
@@ -255,6 +259,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
 
         :param function: Its first parameter is the worker's simulator.
         :param arguments: One dict per worker used (at most ``num_envs``): ``task_id`` and ``arguments``.
+        :return: What the function returned, in the order of ``arguments``.
         :raises WorkerError: The function raised, or a worker died; those that did are replaced.
         """
         answers, failures = self._pool.ask(
@@ -267,6 +272,10 @@ class LiberoVectorEnv(ChunkVectorEnv):
         return [answers[env] for env in sorted(answers)]
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End the workers. ``close()`` is idempotent."""
+        """
+        End the workers. ``close()`` is idempotent.
+
+        :param kwargs: Ignored; Gymnasium hands on what ``close`` was given.
+        """
         if hasattr(self, "_pool"):
             self._pool.close()

@@ -28,7 +28,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
 
     VLA and encoder run once per vector step, on one batch that holds the N observations and the final observations of
     the episodes that ended in this step. Actions, rewards and infos pass through. The mode of autoreset is the raw
-    environment's (``SAME_STEP`` or ``DISABLED``).
+    environment's.
 
     If the raw environment observes inside the chunks (``obs_stride``), those observations go into the same batch, and
     ``info["inner_obs"]`` has them in this environment's form: ``z_rl`` (N, n, D), ``vla_ref`` (N, n, C, d), ``proprio``
@@ -65,8 +65,8 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
                 f"{spec.action_dim})."
             )
         mode = env.metadata.get("autoreset_mode")
-        if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
-            raise ValueError(f"The raw environment's autoreset_mode is {mode}; it must be SAME_STEP or DISABLED.")
+        if not isinstance(mode, AutoresetMode):
+            raise ValueError(f"The raw environment's autoreset_mode must be an AutoresetMode, got {mode!r}.")
         self.chunk_length = check_chunk_length(shape[0], loaded)
         super().__init__(env)
         self.vla = loaded

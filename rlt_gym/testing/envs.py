@@ -45,7 +45,7 @@ class _FakeVectorEnv(InProcessVectorEnv):
     :param init_states: "train", "selection" or "eval"
     :param seed: seed used until ``reset`` gets one; 0 by default, so that tests can be repeated, while the real
         environments draw one (``None``)
-    :param autoreset_mode: SAME_STEP or DISABLED
+    :param autoreset_mode: SAME_STEP, NEXT_STEP or DISABLED
     :param render_mode: None or "rgb_array"
     :param obs_stride: also observe every so many control steps inside a chunk, see ``LIBERO-v0``
     :param intervention: ``f(simulator, proposed, step)``, as for ``LIBERO-v0``; the "simulator" has ``env`` and
@@ -127,7 +127,7 @@ class FakeLiberoVectorEnv(_FakeVectorEnv):
     :param max_episode_steps: horizon in control steps; 20 by default
     :param render_mode: None or "rgb_array"
     :param seed: ignored, nothing is random
-    :param autoreset_mode: SAME_STEP or DISABLED
+    :param autoreset_mode: SAME_STEP, NEXT_STEP or DISABLED
     :param success_step: see above
     :param obs_stride: see ``LIBERO-v0``
     :param intervention: ``f(simulator, proposed, step)`` as for ``LIBERO-v0``; "simulator" has ``env`` and ``index``
@@ -199,7 +199,7 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
     :param render_mode: None or "rgb_array"
     :param seed: seed used until ``reset`` gets one; 0 by default, so that tests can be repeated, while the real
         environments draw one (``None``)
-    :param autoreset_mode: SAME_STEP or DISABLED
+    :param autoreset_mode: SAME_STEP, NEXT_STEP or DISABLED
     :param token_dim: size of ``z_rl``
     :param obs_stride: see ``LIBERO-v0``
     :param intervention: ``f(simulator, proposed, step)`` as for ``LIBERO-v0``; "simulator" has ``env`` and ``index``

@@ -62,9 +62,12 @@ class Simulator(Protocol):
         self, actions: np.ndarray, *, observe_at: Collection[int] = (), choose: Choose | None = None
     ) -> ChunkResult:
         """
+        Play a chunk of control steps.
+
         :param actions: float (k, A); played until the goal is reached.
         :param observe_at: Numbers (from 1) of the control steps inside the chunk after which to observe as well.
         :param choose: Asked before each control step what to do instead of its action.
+        :return: What it did.
         """
         ...
 
@@ -151,6 +154,7 @@ def load_backend(settings: dict[str, Any]) -> Backend:
     Import and construct a backend, inside a worker or a zygote.
 
     :param settings: Of :func:`backend_settings`.
+    :return: The backend.
     """
     return load_named(settings)(**settings["kwargs"])
 

@@ -68,7 +68,10 @@ class Channel:
 
     def receive(self, timeout: float | None = None) -> Any:
         """
+        Wait for a message.
+
         :param timeout: Seconds; ``None``: without end.
+        :return: The message.
         :raises EOFError: The other end is gone.
         :raises OSError: So is this one, or no whole message came within ``timeout`` seconds (``socket.timeout``).
         """
@@ -89,7 +92,11 @@ class Channel:
         return bytes(content)
 
     def fileno(self) -> int:
-        """Descriptor of the socket, -1 once closed."""
+        """
+        Descriptor of the socket, -1 once closed.
+
+        :return: The descriptor.
+        """
         return self._socket.fileno()
 
     def close(self) -> None:

@@ -31,7 +31,11 @@ class Limit:
     began: float = field(default_factory=time.monotonic)
 
     def left(self) -> float:
-        """Seconds that are left, negative when it is over."""
+        """
+        How much time is left.
+
+        :return: Seconds, negative when the time is over.
+        """
         return self.began + self.seconds - time.monotonic()
 
 
@@ -109,7 +113,11 @@ class WorkerClient:
         return Limit(patience * self._timeout, f"{times}worker_timeout")
 
     def fileno(self) -> int:
-        """What becomes readable with an answer, for ``select.poll``; -1 once closed."""
+        """
+        What ``select.poll`` watches for an answer.
+
+        :return: Descriptor of the socket, -1 once closed.
+        """
         return self._channel.fileno()
 
     def send(self, command: str, arguments: dict[str, Any], limit: Limit) -> None:

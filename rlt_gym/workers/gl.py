@@ -35,7 +35,9 @@ class GLChoice:
 
     def environment(self) -> dict[str, str]:
         """
-        :return: What a worker's environment variables have to say.
+        Environment variables that make a worker draw this way.
+
+        :return: Their values by name.
         """
         result = {"MUJOCO_GL": self.backend}
         if self.backend in ("egl", "osmesa"):
@@ -47,6 +49,9 @@ class GLChoice:
 
 def cuda_index(environment: Mapping[str, str]) -> int:
     """
+    Which GPU this process computes on.
+
+    :param environment: Environment variables.
     :return: Number of the GPU that this process computes on, as the driver counts: the first of
         ``CUDA_VISIBLE_DEVICES``, else 0.
     """
@@ -93,7 +98,11 @@ def query_cuda_indices(egl: Any) -> list[int | None]:
 
 
 def main(argument: str) -> None:
-    """The trial: ``launch.py rlt_gym.workers.gl CUDA_INDEX`` prints what it found as JSON."""
+    """
+    The trial: ``launch.py rlt_gym.workers.gl CUDA_INDEX`` prints what it found as JSON.
+
+    :param argument: Number of the GPU in CUDA's order.
+    """
     report: dict[str, Any] = {"ok": False, "device": None}
     try:
         report["cuda"] = query_cuda_indices(ctypes.CDLL("libEGL.so.1"))
@@ -139,7 +148,11 @@ def try_egl(python: str, cuda: int) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=None)
 def say_no_egl(reason: str) -> None:
-    """Warn, once per process and reason."""
+    """
+    Warn, once per process and reason.
+
+    :param reason: Why EGL does not work.
+    """
     logger.warning(
         "EGL does not work here (%s): drawing with OSMesa on the CPU. Set MUJOCO_GL=osmesa to skip the trial.", reason
     )
@@ -147,9 +160,12 @@ def say_no_egl(reason: str) -> None:
 
 def choose_gl(environment: Mapping[str, str], python: str = sys.executable) -> GLChoice:
     """
+    Choose what workers draw with.
+
     :param environment: Environment variables. ``MUJOCO_GL`` decides if it is there; EGL is tried if it is asked for or
         if nothing is and a GPU is there. ``MUJOCO_EGL_DEVICE_ID`` goes before the GPU of ``CUDA_VISIBLE_DEVICES``.
     :param python: Interpreter of the workers.
+    :return: The choice.
     """
     wanted = environment.get("MUJOCO_GL", "").strip().lower()
     if not wanted:

@@ -74,9 +74,16 @@ class WorkerHooks:
             self._intervenor.reset(simulator, np.random.default_rng([seed, 1]))
         return self._phase()
 
-    @property
-    def choose(self) -> Callable[[np.ndarray], np.ndarray] | None:
-        """What decides about each control step of the next chunk; ``None`` if nobody can take over."""
+    def end_episode(self) -> None:
+        """Let go of the simulator, which may be dropped now."""
+        self._simulator = None
+
+    def begin_chunk(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """
+        Forget the actions of the chunk before.
+
+        :return: What decides about each control step of this chunk; ``None`` if nobody can take over.
+        """
         self._executed, self._taken = [], []
         return self._choose if self._takes_part else None
 

@@ -67,6 +67,8 @@ class WorkerOptions:
 
     def plan(self) -> LaunchPlan:
         """
+        Turn the options into a plan.
+
         :return: How to start the workers; OpenGL is not chosen yet.
         """
         return LaunchPlan.checked(self.worker_start, self.worker_python)

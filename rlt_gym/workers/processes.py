@@ -52,8 +52,11 @@ class LaunchPlan:
     @classmethod
     def checked(cls, start: str, python: str | os.PathLike[str] | None) -> LaunchPlan:
         """
+        Make a plan from what a user asked for.
+
         :param start: As in the constructor.
         :param python: As in the constructor.
+        :return: The plan; OpenGL is not chosen yet.
         :raises ValueError: Unknown way to start, or no such interpreter.
         """
         if start not in WORKER_STARTS:
@@ -68,12 +71,18 @@ class LaunchPlan:
         return cls(found, start)
 
     def with_gl(self) -> LaunchPlan:
-        """The same with the OpenGL back end chosen, which may take a process that tries EGL."""
+        """
+        Choose the OpenGL back end, which may take a process that tries EGL.
+
+        :return: A plan with that choice.
+        """
         return LaunchPlan(self.python, self.start, choose_gl(os.environ, self.python))
 
     def environment(self) -> dict[str, str]:
         """
-        :return: Environment variables of the processes.
+        Environment variables of the processes.
+
+        :return: Their values by name.
         """
         result = {**os.environ, **self.gl.environment(), "PYTHONUNBUFFERED": "1"}
         # One worker per core, and a process with BLAS threads could not be forked safely.
@@ -93,6 +102,7 @@ class LaunchPlan:
         :param argument: For that.
         :param descriptors: What the process inherits.
         :param log: Descriptor of the log.
+        :return: The process.
         """
         return subprocess.Popen(
             [self.python, _LAUNCH, module, argument],
@@ -149,7 +159,7 @@ def _end_zygote(process: subprocess.Popen, control: socket.socket, owner: int) -
 
 
 class _Zygote:
-    """This process's end of a zygote; lives as long as a worker or an environment refers to it."""
+    """The owner's end of a zygote; lives as long as a worker or an environment refers to it."""
 
     def __init__(self, plan: LaunchPlan, timeout: float):
         self._timeout = timeout
@@ -210,6 +220,8 @@ _zygotes_lock = threading.Lock()
 
 def zygote_for(plan: LaunchPlan, timeout: float) -> _Zygote:
     """
+    Find or start the zygote that serves a plan.
+
     :param plan: How workers are started.
     :param timeout: Seconds it may take to answer.
     :return: The living zygote for it.
@@ -232,6 +244,8 @@ def start_worker(
     build_timeout: float,
 ) -> WorkerProcess:
     """
+    Start one worker.
+
     :param plan: How.
     :param descriptors: The first four arguments of :func:`rlt_gym.workers.worker.run`.
     :param settings: What it is to play, and how.
@@ -239,6 +253,7 @@ def start_worker(
     :param task_ids: Tasks whose models a zygote builds ahead.
     :param timeout: Seconds a zygote may take to answer.
     :param build_timeout: Seconds it may take to import the simulator and to build the models.
+    :return: The process.
     :raises WorkerFailure: It did not.
     """
     if plan.start == "spawn":

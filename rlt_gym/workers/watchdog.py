@@ -25,8 +25,11 @@ _PERIOD_MS = 500
 
 def start_time(pid: int) -> str | None:
     """
-    :return: When a process was started, in the kernel's ticks, or ``None`` if there is no such process or it is a
-        zombie. Together with the id this tells processes apart although ids are used again.
+    When a process was started.
+
+    :param pid: Its id.
+    :return: Kernel's ticks, or ``None`` if there is no such process or it is a zombie. Together with the id this tells
+        processes apart although ids are used again.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -40,6 +43,7 @@ def kill_me_when_closed(descriptor: int) -> bool:
     """
     Have the kernel send SIGKILL to this process when the other end of a silent socket closes.
 
+    :param descriptor: This end of the socket.
     :return: Whether this kernel can.
     """
     try:
@@ -64,7 +68,10 @@ def kill_me_with_parent(parent: int) -> None:
 
 def alive_checker(pid: int) -> Callable[[], bool]:
     """
-    :return: A function that tells whether the process that has this id now is still there.
+    Remember a process, not only its id, which may be used again.
+
+    :param pid: Its id.
+    :return: A function that tells whether that process is still there.
     """
     born = start_time(pid)
     return lambda: born is not None and start_time(pid) == born

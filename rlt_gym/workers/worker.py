@@ -34,11 +34,12 @@ _LOG_BYTES = 4 << 20
 class Worker:
     """
     Answers the vector environment's messages. Keeps the simulator of each task it has played, since a model takes
-    seconds to build, up to ``resident`` of them (some 300 MB each for LIBERO).
+    seconds to build, up to ``resident`` of them (some 300 MB each for LIBERO). Simulators that a zygote built before do
+    not count until they are used, since their memory is the zygote's.
 
     :param settings: What the owner says, see :class:`~rlt_gym.workers.backend.WorkerSettings`.
     :param pictures: Where observations are left.
-    :param simulators: Simulators built before, by task.
+    :param simulators: Simulators built before, by task; those that are used are taken out.
     """
 
     def __init__(
@@ -46,7 +47,10 @@ class Worker:
     ):
         self._backend = load_backend(settings["backend"])
         self._pictures = pictures
-        self._simulators: dict[int, Simulator] = dict(simulators or {})
+        #: Those that have played here, the oldest first.
+        self._simulators: dict[int, Simulator] = {}
+        # The dict itself, not a copy: what is dropped here must not be kept by those who handed it over.
+        self._inherited = {} if simulators is None else simulators
         self._resident = settings["resident"]
         self._current: Any = None
         self._hooks = WorkerHooks(**settings["hooks"])
@@ -54,8 +58,14 @@ class Worker:
     def _select(self, task_id: int) -> None:
         if task_id not in self._simulators:
             if len(self._simulators) >= self._resident:
-                self._simulators.pop(next(iter(self._simulators))).close()
-            self._simulators[task_id] = self._backend.make(task_id)
+                dropped = self._simulators.pop(next(iter(self._simulators)))
+                dropped.close()
+                if self._current is dropped:
+                    self._current = None
+                    self._hooks.end_episode()
+                del dropped  # its memory is free before the next one is built
+            inherited = self._inherited.pop(task_id, None)
+            self._simulators[task_id] = self._backend.make(task_id) if inherited is None else inherited
         chosen = self._simulators[task_id]
         if self._current is not None and self._current is not chosen:
             self._current.close()  # one GL context alive at a time
@@ -98,7 +108,7 @@ class Worker:
             observations, what the hooks say, and the frames after each executed control step but the last.
         """
         frames: list[np.ndarray] = []
-        choose = self._hooks.choose
+        choose = self._hooks.begin_chunk()
         if film:
             choose = self._filming(choose, frames)
         result = self._current.step_chunk(actions, observe_at=observe_at, choose=choose)
@@ -134,6 +144,7 @@ class Worker:
         :param function: A function of this package, whose first parameter is the simulator.
         :param task_id: Number of the task.
         :param arguments: Its other arguments.
+        :return: What the function returned; the environment gets it as a message.
         :raises ValueError: It is not of this package.
         """
         module, name = function.split(":")

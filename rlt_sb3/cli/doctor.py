@@ -208,7 +208,7 @@ def check_rollouts(assets: str, suites: list[str]) -> Iterator[Finding]:
             memory = max((_pss_mb(pid) for pid in _descendants(os.getpid())), default=0.0)
             text = f"{suite}: ready in {ready:.1f} s, {1e3 * per_step:.0f} ms per control step, {memory:.0f} MB"
             if empty:
-                yield Finding(False, f"{text}, but {empty[0]} is one colour", GL_FIXES["osmesa"])
+                yield Finding(False, f"{text}, but {empty[0]} is one color", GL_FIXES["osmesa"])
             else:
                 free = _available_mb()
                 fits = f", {int(free / memory)} such workers fit into the free memory" if memory and free else ""

@@ -5,12 +5,9 @@ command line may import both packages. It names them as texts, and imports only 
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -81,7 +78,8 @@ LISTS = {
 #: refuses a ``device`` that torch cannot use, for every command that has one; ``rlt train`` has two inside its sections
 CHECK_DEVICE = "rlt_sb3.experiment.environment:check_device"
 TASKS = "rlt_sb3.cli.catalog:tasks"
-CONFIG_HELP = "YAML file with settings, for train also the name of a shipped one; later arguments override it"
+CONFIG_HELP = "YAML file with settings, for train also the name of a shipped one; settings given beside it override it"
+USAGE = "%(prog)s [--config FILE.yaml] [--setting VALUE ...]"
 
 
 def _columns(names: Mapping[str, str]) -> list[str]:
@@ -109,174 +107,50 @@ def _load(path: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def normalise(config_class: Any, args: Sequence[str]) -> list[str]:
-    """
-    Forms that people expect of a command line, as the parser takes them: ``--all-checkpoints`` for
-    ``--all_checkpoints true``, ``--merge a b`` for ``--merge '["a", "b"]'``, ``--tasks 0,1`` or ``--tasks 0 1`` for
-    ``--tasks '[0, 1]'``.
-
-    :param config_class: the command's dataclass
-    :param args: the rest of the command line
-    """
-    types = {field.name: str(getattr(field.type, "__name__", field.type)) for field in fields(config_class)}
-    out: list[str] = []
-    rest = list(args)
-    while rest:
-        arg = rest.pop(0)
-        option, equals, value = arg.partition("=")
-        if not option.startswith("--"):
-            out.append(arg)
-            continue
-        key = option[2:].replace("-", "_")
-        following = bool(rest) and not rest[0].startswith("--")
-        if types.get(key) == "bool" and not equals and (not following or rest[0] not in ("true", "false")):
-            arg = f"--{key}=true"
-        elif types.get(key, "").startswith("list[") and not equals and following and rest[0][:1] not in "[":
-            names = []
-            while rest and not rest[0].startswith("--"):
-                names.append(rest.pop(0))
-            if types[key].startswith("list[int]"):
-                arg = f"--{key}=[{','.join(names)}]"
-            else:
-                arg = f"--{key}={json.dumps(names)}"
-            if key == "merge":
-                out.append("")  # no RUN
-        else:
-            arg = f"--{key}{equals}{value}"
-        out.append(arg)
-    return out
-
-
-def _with_config_of_resumed(args: list[str]) -> list[str]:
-    """Let the configuration of the run in ``--resume`` come before everything else."""
-    from pathlib import Path
-
-    given = [arg.partition("=")[2] if "=" in arg else args[i + 1 : i + 2] for i, arg in enumerate(args)
-             if arg == "--resume" or arg.startswith("--resume=")]  # fmt: skip
-    if not given:
-        return args
-    path = Path(given[-1][0] if isinstance(given[-1], list) and given[-1] else str(given[-1]))
-    for folder in (path, path.parent.parent):
-        if (folder / "config.yaml").is_file():
-            return ["--config", str(folder / "config.yaml"), *args]
-    raise ValueError(f"There is no run to resume in {path}: --resume takes the folder that `rlt train` wrote.")
-
-
-def _with_files_of_shipped_configs(args: list[str]) -> list[str]:
-    """``rlt train --config demo``: put the file of a shipped configuration in the place of its name."""
-    from rlt_sb3.experiment.config import config_file
-
-    out: list[str] = []
-    for arg in args:
-        if out and out[-1] == "--config":
-            arg = config_file(arg)
-        elif arg.startswith("--config="):
-            arg = f"--config={config_file(arg.partition('=')[2])}"
-        out.append(arg)
-    return out
-
-
-def _check_config_files(args: list[str]) -> None:
-    """
-    The parser does not name the file that it cannot read.
-
-    :param args: the rest of the command line
-    :raises ValueError: if a file of ``--config`` is missing, no YAML, or no mapping
-    """
-    given = [arg.partition("=")[2] for arg in args if arg.startswith("--config=")]
-    given += [value for option, value in pairwise(args) if option == "--config"]
-    for name in given:
-        import yaml
-
-        try:
-            with open(name, encoding="utf-8") as file:
-                data = yaml.safe_load(file)
-        except FileNotFoundError as error:
-            raise ValueError(f"There is no file {name!r}.") from error
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ValueError(f"{name} cannot be read as YAML: {' '.join(str(error).split())}.") from error
-        if data is not None and not isinstance(data, dict):
-            raise ValueError(
-                f"{name} must hold settings, 'name: value' in each line, it holds a {type(data).__name__}."
-            )
-
-
-def _take_nested(sections: Collection[str], args: list[str]) -> tuple[list[str], list[tuple[list[str], str]]]:
-    """
-    Take out settings inside a mapping of an algorithm, ``--rlt.policy_kwargs.n_critics 2``: the parser would replace
-    the whole mapping by this one entry.
-
-    :param sections: names of the algorithms
-    :param args: the rest of the command line
-    :return: the other arguments; (["rlt", "policy_kwargs", "n_critics"], "2") each
-    """
-    others: list[str] = []
-    nested: list[tuple[list[str], str]] = []
-    rest = list(args)
-    while rest:
-        arg = rest.pop(0)
-        option, equals, value = arg.partition("=")
-        path = option[2:].split(".")
-        if option.startswith("--") and path[0] in sections and len(path) > 2 and (equals or rest):
-            nested.append((path, value if equals else rest.pop(0)))
-        else:
-            others.append(arg)
-    return others, nested
-
-
-def _put(settings: dict[str, Any], path: list[str], value: Any) -> None:
-    """
-    :param settings: a mapping
-    :param path: keys that lead into it
-    :param value: what goes there
-    :raises ValueError: if the path leads into something that is no mapping
-    """
-    for place, key in enumerate(path[:-1]):
-        inner = settings.get(key)
-        if inner is not None and not isinstance(inner, dict):
-            raise ValueError(f"--{'.'.join(path)}: {'.'.join(path[: place + 1])} is {inner!r}, which has no settings.")
-        settings[key] = dict(inner or {})
-        settings = settings[key]
-    settings[path[-1]] = value
-
-
 def parse(command: str, args: Sequence[str]) -> Any:
-    """Settings of a command from a YAML file and overrides.
+    """
+    Read the settings of a command from YAML files and the command line.
 
     :param command: one of :data:`COMMANDS`
-    :param args: the rest of the command line
+    :param args: the command line after the command
     :return: the command's dataclass
+    :raises ValueError: for a file that cannot be used
+    :raises SystemExit: with status 2 for an unknown setting or one of a wrong type, after a line that says so; with
+        status 0 for ``--help``
     """
     from jsonargparse import ArgumentParser
+
+    from rlt_sb3.cli.arguments import plain_error, put_nested, read_words
 
     class Parser(ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
             # one line, as for all other errors: the usage is longer than a screen
-            print(f"rlt {command}: {' '.join(message.split())} (rlt {command} --help)", file=sys.stderr)
+            print(f"rlt {command}: {plain_error(message, config_class)} (rlt {command} --help)", file=sys.stderr)
             raise SystemExit(2) from ex
 
+        def print_help(self, file: Any = None) -> None:
+            super().print_help(file)
+            if command == "train":
+                sys.stdout.flush()  # the rest takes a few seconds: it imports the algorithms and with them torch
+                from rlt_sb3.cli.algorithm_help import all_algorithms_help
+
+                print(f"\n{all_algorithms_help()}", file=file)
+
     config_class = _load(COMMANDS[command][0])
-    parser = Parser(prog=f"rlt {command}", description=COMMANDS[command][2], allow_abbrev=False)
+    parser = Parser(prog=f"rlt {command}", usage=USAGE, description=COMMANDS[command][2], allow_abbrev=False)
     parser.add_argument("--config", action="config", help=CONFIG_HELP)
-    tidy = normalise(config_class, args)
+    sections: dict[str, str] = {}
     if command == "train":
-        parser.add_class_arguments(config_class, as_group=False, skip={"algorithms"})
         sections = _sections()
+        parser.add_class_arguments(config_class, as_group=False, skip={"algorithms"})
         for name, text in sections.items():
             parser.add_argument(f"--{name}", type=dict[str, Any], default={}, help=text)
-        tidy = _with_config_of_resumed(_with_files_of_shipped_configs(tidy))
-        tidy, nested = _take_nested(sections, tidy)
     else:
         parser.add_class_arguments(config_class, as_group=False, as_positional=True)
-        nested = []
-    _check_config_files(tidy)
-    settings = vars(parser.instantiate(parser.parse_args(tidy)))
+    words = read_words(args, config_class, sections)
+    settings = vars(parser.instantiate(parser.parse_args(words.for_parser())))
     del settings["config"]
-    if nested:
-        import yaml
-
-        for path, value in nested:
-            _put(settings, path, yaml.safe_load(value))
+    put_nested(settings, words.nested)
     return config_class.from_dict(settings) if command == "train" else config_class(**settings)
 
 
@@ -285,7 +159,7 @@ def _sections() -> dict[str, str]:
     from rlt_sb3.experiment.algorithms import algorithm_names
 
     return {
-        name: f"keyword arguments of the algorithm {name!r}, used with --algorithm {name}; one of them is --{name}.KEY"
+        name: f"settings of the algorithm {name!r}, used with --algorithm {name}; one of them is --{name}.SETTING"
         for name in algorithm_names()
     }
 

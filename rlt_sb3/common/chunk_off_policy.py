@@ -22,6 +22,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, 
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlt_sb3.common.chunk_outcome import ChunkOutcome, mean_over_chunks, outcomes_of
+from rlt_sb3.common.errors import unknown_settings
 from rlt_sb3.common.policy_gate import PolicyGate
 from rlt_sb3.common.value_bias import ValueBias
 
@@ -258,8 +259,8 @@ def check_names(given: Mapping[str, Any] | None, owner: type, algorithm: str, se
         raise ValueError(f"{setting} must be {others}a dict with some of {', '.join(known)}, got {given!r}.")
     unknown = sorted(set(given or {}) - set(parameters))
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        missing = ", ".join(f"{setting}.{name}" if setting else name for name in unknown)
-        raise ValueError(f"{algorithm} has no setting {missing}; there is {', '.join(known)}.")
+        names = [f"{setting}.{name}" if setting else name for name in unknown]
+        raise ValueError(unknown_settings(algorithm, names, known))
 
 
 def check_saved_format(path: str | pathlib.Path | io.BufferedIOBase) -> None:

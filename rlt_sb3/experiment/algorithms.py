@@ -5,21 +5,31 @@ Imports neither torch nor Stable-Baselines3: an algorithm's class is imported wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import signature
 from typing import Any
 
+from rlt_sb3.experiment import tqc
+from rlt_sb3.experiment.signatures import Setting, settings_of
+
 #: Entry points of other packages: ``name = "module:attribute"`` of an :class:`Algorithm`.
 GROUP = "rlt.algorithms"
 #: Settings of an algorithm's class that a run passes itself.
 RESERVED = ("seed", "policy", "env", "tensorboard_log", "_init_setup_model")
+#: Arguments of policies and buffers that an algorithm passes itself, besides those that it has itself.
+PASSED = ("observation_space", "action_space", "lr_schedule", "n_envs", "gated")
 
 
-def _on_cpu(n_envs: int, length: int) -> dict[str, Any]:
-    return {"device": "cpu"}
+def _class_defaults(n_envs: int, length: int) -> dict[str, Any]:
+    return {}
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
 
 
 @dataclass(frozen=True)
@@ -37,16 +47,18 @@ class Algorithm:
     :param starts_at_vla: the untrained policy is meant to play the VLA's chunk
     :param learns_from_hooks: it stores what was executed where ``intervention`` or ``critical_phase`` replaced the
         policy's chunk; otherwise a run with these hooks is refused
-    :param check: raises ``ValueError`` for settings (classes looked up, schedules made) that cannot work, so that a run
-        refuses them before it starts simulators
+    :param check: raises ``ValueError`` for settings (of the right names and types, classes looked up, schedules made)
+        that cannot work, so that a run refuses them before it starts simulators
     :param may_change: settings that a resumed run may change, "policy_kwargs.critic_precision" for one inside another
     :param on_resume: (model as it was saved, settings) -> applies those of them that its ``load`` does not take
     :param color: of its result in the report, a name of Matplotlib's
+    :param parts: setting that is a dict -> "module:Class" whose keyword arguments the dict holds; help, JSON schema and
+        the check of types know them by this
     """
 
     label: str
     class_path: str
-    defaults: Callable[[int, int], dict[str, Any]] = _on_cpu
+    defaults: Callable[[int, int], dict[str, Any]] = _class_defaults
     flat: bool = True
     starts_at_vla: bool = False
     learns_from_hooks: bool = False
@@ -54,6 +66,7 @@ class Algorithm:
     may_change: tuple[str, ...] = ("device",)
     on_resume: Callable[[Any, dict[str, Any]], None] | None = None
     color: str = "tab:brown"
+    parts: Mapping[str, str] = field(default_factory=dict)
 
     def fixed(self, settings: dict[str, Any]) -> dict[str, Any]:
         """
@@ -71,11 +84,24 @@ class Algorithm:
         return kept
 
     def load_class(self) -> Any:
+        """:return: the class"""
+        return _load(self.class_path)
+
+    def settings(self) -> list[Setting]:
+        """:return: what its section of a configuration may hold"""
+        return settings_of(self.load_class(), skip=RESERVED)
+
+    def settings_of_parts(self) -> dict[str, list[Setting]]:
+        """:return: setting that is a dict -> what it may hold, without what the run or the algorithm itself passes"""
+        passed = {*PASSED, *(setting.name for setting in settings_of(self.load_class()))}
+        return {name: settings_of(_load(path), skip=passed) for name, path in self.parts.items()}
+
+    def device(self, settings: Mapping[str, Any]) -> Any:
         """
-        :return: the class
+        :param settings: keyword arguments
+        :return: the device of its networks, "auto" for a GPU where there is one
         """
-        module, _, name = self.class_path.partition(":")
-        return getattr(import_module(module), name)
+        return settings.get("device", self.defaults(1, 1).get("device", "auto"))
 
 
 _registered: dict[str, Algorithm] = {}
@@ -97,9 +123,7 @@ def register_algorithm(name: str, algorithm: Algorithm) -> None:
 
 
 def algorithm_names() -> list[str]:
-    """
-    :return: choices of ``algorithm``: registered ones, then those of entry points, which are not loaded for this
-    """
+    """:return: choices of ``algorithm``: registered ones, then those of entry points, which are not loaded for this"""
     return list(dict.fromkeys([*_registered, *sorted(point.name for point in entry_points(group=GROUP))]))
 
 
@@ -123,9 +147,7 @@ def get_algorithm(name: str) -> Algorithm:
 
 
 def labels() -> dict[str, str]:
-    """
-    :return: algorithm -> its name in tables
-    """
+    """:return: algorithm -> its name in tables"""
     return {name: get_algorithm(name).label for name in algorithm_names()}
 
 
@@ -143,29 +165,6 @@ def _resume_rlt(model: Any, settings: dict[str, Any]) -> None:
     model.policy_kwargs["critic_precision"] = precision
 
 
-def _tqc_defaults(n_envs: int, length: int) -> dict[str, Any]:
-    from rlt_sb3.common.flat_actions import WholeChunkReplayBuffer
-
-    # SB3 counts discounts and updates per transition and per vector step: these are RLT's 0.99 per control step
-    # and two updates per row
-    return {
-        "device": "cpu",
-        "gamma": 0.99**length,
-        "gradient_steps": 2 * n_envs,
-        "buffer_size": 50_000,
-        "replay_buffer_class": WholeChunkReplayBuffer,
-        "learning_starts": 500,
-    }
-
-
-def _check_tqc(settings: dict[str, Any]) -> None:
-    if settings.get("n_steps", 1) != 1:
-        raise ValueError(
-            f"tqc.n_steps must be 1, got {settings['n_steps']!r}: Stable-Baselines3 has no returns over several "
-            "transitions with observations in a dict."
-        )
-
-
 _RLT = Algorithm(
     "RLT",
     "rlt_sb3.rlt:RLT",
@@ -176,7 +175,23 @@ _RLT = Algorithm(
     may_change=("device", "policy_kwargs.critic_precision"),
     on_resume=_resume_rlt,
     color="tab:green",
+    parts={
+        "policy_kwargs": "rlt_sb3.rlt.policies:RLTPolicy",
+        "replay_buffer_kwargs": "rlt_sb3.common.replay.buffer:ChunkReplayBuffer",
+        "gate": "rlt_sb3.common.policy_gate:PolicyGate",
+    },
 )
 register_algorithm("rlt", _RLT)
 # what the method is not, plain continuous control, as a baseline
-register_algorithm("tqc", Algorithm("TQC", "sb3_contrib:TQC", _tqc_defaults, check=_check_tqc, color="tab:red"))
+_TQC = Algorithm(
+    "TQC",
+    "sb3_contrib:TQC",
+    tqc.defaults,
+    check=tqc.check,
+    color="tab:red",
+    parts={
+        "policy_kwargs": "sb3_contrib.tqc.policies:MultiInputPolicy",
+        "replay_buffer_kwargs": "rlt_sb3.common.flat_actions:WholeChunkReplayBuffer",
+    },
+)
+register_algorithm("tqc", _TQC)

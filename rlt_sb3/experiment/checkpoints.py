@@ -42,7 +42,7 @@ class Checkpoint:
 
     @property
     def model(self) -> Path:
-        """The policy with its optimisers, as Stable-Baselines3 saves it."""
+        """The policy with its optimizers, as Stable-Baselines3 saves it."""
         return self.path / MODEL
 
     @property
@@ -115,7 +115,7 @@ def find_checkpoint(path: Path) -> tuple[Path, Checkpoint | None]:
 
 def write_checkpoint(run: Path, model: Any, state: dict[str, Any], keep: int = 2, resumable: bool = True) -> Checkpoint:
     """
-    Save a run: model, optimisers, replay buffer (where the model has one), state. Nothing is visible before everything
+    Save a run: model, optimizers, replay buffer (where the model has one), state. Nothing is visible before everything
     is on the disk.
 
     :param run: folder of the run

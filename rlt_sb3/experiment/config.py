@@ -26,22 +26,24 @@ _SHIPPED = files("rlt_sb3.experiment") / "configs"
 class EnvConfig:
     """The environment, made by ``gymnasium.make_vec``. ``None`` leaves the environment's own default.
 
-    :param id: id of a registered vector environment with observations ``z_rl``, ``vla_ref`` and ``proprio``
-    :param num_envs: simulators that run at once (one process each)
-    :param suite: LIBERO suite
-    :param task_ids: tasks of the suite
+    :param id: id of a registered vector environment with the observations ``z_rl``, ``vla_ref`` and ``proprio``
+    :param num_envs: number of simulators; each is a process
+    :param suite: LIBERO suite, a name of ``rlt list``
+    :param task_ids: numbers of the suite's tasks, ``--env.task_ids 0 1``; None: all of them
     :param chunk_length: control steps per action chunk
-    :param vla: frozen policy: a name of ``rlt list``, or the path of a file that ``rlt train-vla`` wrote
-    :param rl_token: RL-token encoder: "auto", a checkpoint path, or "mean" (ablation: the VLA's picture tokens,
-        averaged)
-    :param assets: "auto", "embedded", "official" or a folder
-    :param max_episode_steps: horizon in control steps
-    :param train_episode_steps: horizon of the training episodes, where it is shorter
-    :param image_size: camera resolution in pixels
-    :param render: quality of the pictures
-    :param device: where the frozen policy and the encoder run; the algorithm has a ``device`` of its own
-    :param render_mode: "rgb_array" makes videos possible
-    :param kwargs: anything else for ``make_vec``
+    :param vla: frozen VLA: a name of ``rlt list``, or the path of a file that ``rlt train-vla`` wrote
+    :param rl_token: RL-token encoder: "auto" (the one trained for this VLA), the path of a checkpoint, or "mean"
+        (ablation: the mean of the VLA's image tokens)
+    :param assets: meshes and textures: "auto", "embedded", "official" or a folder
+    :param max_episode_steps: control steps after which an episode is cut off; None: the environment's own default
+    :param train_episode_steps: control steps after which a training episode is cut off, at most ``max_episode_steps``;
+        None: the environment's own default
+    :param image_size: width and height of the camera images in pixels
+    :param render: how images are drawn: "exact" (as LIBERO does), "fast" (simpler robot, rougher edges) or "stock"
+    :param device: torch device of the frozen VLA and the RL-token encoder; None: "cpu". The device of what is trained
+        is a setting of the algorithm (``rlt.device``)
+    :param render_mode: "rgb_array" to be able to film episodes
+    :param kwargs: further keyword arguments of ``gymnasium.make_vec``
     """
 
     id: str = "RLToken-LIBERO-v0"
@@ -61,7 +63,7 @@ class EnvConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def make_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments for ``gymnasium.make_vec``."""
+        """:return: keyword arguments for ``gymnasium.make_vec``, without the id"""
         special = ("id", "kwargs")
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in special}
         return {key: value for key, value in given.items() if value is not None} | self.kwargs
@@ -71,14 +73,15 @@ class EnvConfig:
 class EvalSettings:
     """The evaluations of a run.
 
-    :param n_states: held-out initial states on which the frozen VLA and the best model are compared
-    :param selection_states: initial states (of another set) on which the best model is chosen during training
-    :param selection_every: chunks between two selection evaluations
+    :param n_states: number of held-out initial states on which the frozen VLA and the best model are compared
+    :param selection_states: number of initial states, none of them held out, on which the best model is chosen during
+        training
+    :param selection_every: chunks of training between two selection evaluations
     :param videos: write before.mp4 and after.mp4
-    :param record_states: how many of the held-out states are filmed, to choose the videos from
-    :param num_envs: so many simulators for the evaluations alone: training does not notice them, and is cut only every
-        ``save_every`` chunks, for a checkpoint. None: the simulators of training play them, which costs no memory, and
-        new training episodes begin after each
+    :param record_states: number of held-out states that are filmed; the two videos are chosen from them
+    :param num_envs: number of simulators used only for evaluation; training episodes are then interrupted only at
+        checkpoints, every ``save_every`` chunks. None: evaluation uses the simulators of training, which takes no
+        further memory; training episodes are interrupted at each evaluation
     """
 
     n_states: int = 50
@@ -94,28 +97,28 @@ class TrainConfig:
     """One run: frozen VLA evaluated, RL-token policy trained online, best model evaluated on the same states, report.
 
     :param name: name of the run; its folder is ``out/name`` (``name-2`` and so on if that one exists)
-    :param out: where runs are kept
+    :param out: folder that holds the runs
     :param env: the environment
-    :param algorithm: "rlt", "tqc" (the baseline without the method: sb3-contrib's TQC on the same observations), or
-        another registered one
-    :param algorithms: algorithm -> keyword arguments of its class (see its page for what there is): classes as
-        "torch.nn:GELU", linear schedules (``bc_coef``, ``learning_rate``) as
-        ``{start: 20, end: 5, end_fraction: 0.5}``; ``device`` is "cpu" unless given ("auto": a GPU where there is one).
-        In YAML and on the command line each algorithm is a section: ``rlt: {bc_coef: 5}``, ``--rlt.bc_coef 5``
+    :param algorithm: "rlt", "tqc" (the baseline: sb3-contrib's TQC on the same observations, without anything of RLT),
+        or another registered algorithm
+    :param algorithms: algorithm -> keyword arguments of its class, which ``rlt train --help`` lists. In a file and on
+        the command line each algorithm is a section: ``rlt: {bc_coef: 5}``, ``--rlt.bc_coef 5``. A class is written
+        "torch.nn:GELU", a linear schedule ``{start: 20, end: 5, end_fraction: 0.5}``
     :param evaluation: the evaluations
-    :param total_chunks: stop after this many chunks (transitions, over all simulators)
-    :param total_control_steps: stop after this many control steps
+    :param total_chunks: number of chunks to collect, over all simulators; one chunk is one transition
+    :param total_control_steps: stop training after this many control steps, over all simulators
     :param max_minutes: stop training after this many minutes, selection evaluations included
-    :param save_every: write a checkpoint every so many chunks, besides those after each selection evaluation; the
-        training episodes under way are cut there
-    :param keep_checkpoints: checkpoints that keep their replay buffer; of older ones only the model stays
-    :param guard: when the policy falls below the frozen VLA's interval in a selection evaluation: "warn", or "restore"
-        the best networks so far as well
-    :param video_every: film every so many training episodes and selection states
+    :param save_every: write a checkpoint every so many chunks, besides those after selection evaluations; training
+        episodes are interrupted there
+    :param keep_checkpoints: number of checkpoints that can be resumed; older ones keep only their model
+    :param guard: what to do when a selection evaluation is below the frozen VLA's 95 % interval: "warn", or "restore"
+        (the best networks so far replace the present ones)
+    :param video_every: film every n-th training episode, and every n-th selection state
     :param wandb: keyword arguments of ``wandb.init``, e.g. ``{project: rlt}``, to log to Weights & Biases as well
-    :param resume: go on with this run (or with this one of its checkpoints)
-    :param seed: seed of the algorithm and of the training initial states
-    :param torch_threads: threads of torch in the training process
+    :param resume: folder of a run, or one of its checkpoints, to go on with
+    :param seed: seed of the algorithm and of the initial states of training
+    :param torch_threads: threads of torch in the training process; None: one if the networks train on the CPU (the
+        simulators need the other cores, and results do not depend on the number of cores), else torch's own default
     :param log_interval: episodes between two rows of metrics.csv
     :param progress: show a progress bar
     """
@@ -136,7 +139,7 @@ class TrainConfig:
     wandb: dict[str, Any] | None = None
     resume: str | None = None
     seed: int = 0
-    torch_threads: int = 1
+    torch_threads: int | None = None
     log_interval: int = 4
     progress: bool = True
 
@@ -151,9 +154,7 @@ class TrainConfig:
         return -(-self.total_chunks // self.evaluation.selection_every)
 
     def to_dict(self) -> dict[str, Any]:
-        """
-        :return: what YAML files hold: the settings, each algorithm's as a section of its own (unless it is empty)
-        """
+        """:return: what YAML files hold: the settings, each algorithm's as a section of its own (unless it is empty)"""
         data = asdict(self)
         place = list(data).index("algorithms")
         sections = {name: section for name, section in data.pop("algorithms").items() if section}
@@ -243,19 +244,20 @@ def _check_plain(key: str, value: Any) -> None:
 class EvalConfig:
     """Evaluate a finished (or interrupted) run; the architecture comes from the run itself.
 
-    :param run: folder of the run (nothing with ``merge``)
+    :param run: folder of the run (left out with ``merge``)
     :param model: "best", "last", "vla", or the path of a saved model
-    :param tasks: tasks of the suite, ``--tasks 0 1``, also such that the run was not trained on; ``None`` for the run's
-    :param n_states: initial states, of all tasks together; ``None`` takes the run's own number
-    :param split: "eval" or "selection"; ``None`` for "eval", with ``all_checkpoints`` for "selection"
-    :param num_envs: simulators; ``None`` takes the run's own number
-    :param vla: show the frozen VLA on the same states beside it (played, unless the run has it)
-    :param all_checkpoints: every checkpoint of the run instead of one model
-    :param max_parallel: how many checkpoints are played at once, each in a process with simulators of its own
-    :param shard: "k/n": only the k-th of n parts of the states, of one model
-    :param merge: files of all parts, to be put together: ``rlt eval --merge FILE FILE ...``
-    :param device: where VLA and model run; ``None``: the VLA where the run had it, the model on the CPU
-    :param out: where to write the JSON; ``None`` for ``RUN/eval-MODEL-SPLIT.json`` (with a CSV beside it)
+    :param tasks: numbers of the suite's tasks to evaluate, ``--tasks 0 1``; they need not be training tasks. None: the
+        run's
+    :param n_states: number of initial states, over all tasks; None: the run's
+    :param split: set of initial states, "eval" or "selection"; None: "eval", with ``all_checkpoints`` "selection"
+    :param num_envs: number of simulators; None: the run's
+    :param vla: compare with the frozen VLA on the same states; it is played unless the run has its results
+    :param all_checkpoints: evaluate every checkpoint of the run instead of one model
+    :param max_parallel: number of checkpoints evaluated at once, each in a process with its own simulators
+    :param shard: "k/n": evaluate one model on only the k-th of n parts of the states
+    :param merge: files of all parts, to join into one evaluation: ``rlt eval --merge FILE FILE ...``
+    :param device: torch device of VLA and model; None: the run's ``env.device`` for the VLA, "cpu" for the model
+    :param out: JSON file to write, a CSV beside it; None: ``RUN/eval-MODEL-SPLIT.json``
     :param progress: show a progress bar
     """
 
@@ -298,7 +300,7 @@ class ReportConfig:
     """Write report.html and learning_curve.png of a run again from its files.
 
     :param run: folder of the run
-    :param beside: other runs whose policies get a row in the table, e.g. the TQC baseline of the same task
+    :param beside: folders of other runs on the same states, for example the TQC baseline; each gets a row in the table
     """
 
     run: str
@@ -309,16 +311,14 @@ class ReportConfig:
 class ListConfig:
     """Names that settings take.
 
-    :param suite: list the tasks of this suite instead
+    :param suite: a LIBERO suite, to list its tasks instead
     """
 
     suite: str | None = None
 
 
 def shipped_configs() -> dict[str, str]:
-    """
-    :return: name that ``rlt train --config`` takes -> the first line of the configuration, which says what it is for
-    """
+    """:return: name that ``rlt train --config`` takes -> the first line of the file, which says what it is for"""
     shipped = sorted((file for file in _SHIPPED.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
     lines = {file.name: file.read_text(encoding="utf-8").partition("\n")[0] for file in shipped}
     return {name.removesuffix(".yaml"): line.removeprefix("# ") for name, line in lines.items()}
@@ -332,7 +332,10 @@ def config_file(name: str) -> str:
     """
     if Path(name).is_file():
         return name
-    if name not in (names := shipped_configs()):
+    names = shipped_configs()
+    if name not in names and Path(name).is_dir():
+        raise ValueError(f"{name!r} is a folder; --config takes a YAML file.")
+    if name not in names:
         raise ValueError(f"There is no file {name!r}, and no shipped configuration of that name: {', '.join(names)}.")
     return str(_SHIPPED / f"{name}.yaml")
 

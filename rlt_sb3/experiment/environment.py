@@ -1,4 +1,4 @@
-"""The environment of a run, and whether its device can be used."""
+"""The environment of a run, the devices and threads that it uses."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 
 def registered_ids() -> dict[str, str]:
-    """
-    :return: id of a vector environment of this package -> where it is defined
-    """
+    """:return: id of a vector environment of this package -> where it is defined"""
     import gymnasium as gym
 
     import rlt_gym  # noqa: F401  (registers them)
@@ -26,12 +24,14 @@ def registered_ids() -> dict[str, str]:
 def make_env(
     config: EnvConfig, split: str, seed: int, like: gym.vector.VectorEnv | None = None
 ) -> gym.vector.VectorEnv:
-    """The run's vector environment.
+    """
+    Make the run's vector environment.
 
     :param config: the environment's settings
     :param split: the initial states to begin with
     :param seed: seed of the training initial states
-    :param like: one made before; its frozen VLA and RL token are used, not loaded a second time
+    :param like: an environment made before, whose frozen VLA and RL-token encoder are used again
+    :return: the environment
     :raises ValueError: if there is no such environment, if it has no such setting, or if it shows no reference chunk
     """
     import gymnasium as gym
@@ -69,9 +69,11 @@ def make_env(
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that torch cannot use, before anything is loaded.
+    """
+    Refuse a device that torch cannot use, before anything is loaded.
 
-    :raises ValueError: names the device and what there is
+    :param device: a torch device, or "auto"
+    :raises ValueError: names the device and those that can be used
     """
     import torch
 
@@ -82,5 +84,22 @@ def check_device(device: str) -> None:
     except (RuntimeError, AssertionError) as error:
         have = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         raise ValueError(
-            f"Device {device!r} cannot be used here ({str(error).splitlines()[0]}); there is {have}."
+            f"Device {device!r} cannot be used here ({str(error).splitlines()[0]}); choose one of {', '.join(have)}."
         ) from error
+
+
+def set_threads(threads: int | None, device: str) -> None:
+    """
+    Set the number of torch's threads in this process.
+
+    :param threads: the number; None: one if the networks train on the CPU, where more would take cores from the
+        simulators and make results depend on the number of cores; else torch's own default stays
+    :param device: where the networks train
+    """
+    import torch
+    from stable_baselines3.common.utils import get_device
+
+    if threads is None and get_device(device).type == "cpu":
+        threads = 1
+    if threads is not None:
+        torch.set_num_threads(threads)

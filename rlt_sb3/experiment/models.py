@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from inspect import signature
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlt_sb3.experiment.algorithms import RESERVED, get_algorithm
+from rlt_sb3.common.errors import unknown_settings
+from rlt_sb3.experiment.algorithms import get_algorithm
 from rlt_sb3.experiment.imports import resolve_classes
 from rlt_sb3.experiment.schedules import resolve_schedules
+from rlt_sb3.experiment.signatures import Setting, check_types, is_schedule
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
@@ -26,17 +28,32 @@ def resolve_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     :param name: the algorithm
     :param settings: its keyword arguments; classes as "module:Class", schedules as ``{start: 20, end: 5}``
     :return: the keyword arguments with classes looked up and schedules made
-    :raises ValueError: names what there is
+    :raises ValueError: for an unknown setting, a value of a wrong type or out of range
     """
     algorithm = get_algorithm(name)
-    known = [key for key in signature(algorithm.load_class().__init__).parameters if key not in ("self", *RESERVED)]
-    unknown = sorted(set(settings) - set(known))
-    if unknown:
-        raise ValueError(f"{algorithm.label} has no setting {', '.join(unknown)}; there is {', '.join(known)}.")
-    settings = resolve_schedules(resolve_classes(settings, name), name)
+    known = algorithm.settings()
+    _check_names(algorithm.label, settings, known)
+    scheduled = [setting.name for setting in known if is_schedule(setting.hint)]
+    settings = resolve_schedules(resolve_classes(settings, name), name, scheduled)
+    check_types(known, settings, name)
+    for part, inner in algorithm.settings_of_parts().items():
+        # a class of the user's own in its place may have other settings
+        if isinstance(settings.get(part), dict) and f"{part.removesuffix('_kwargs')}_class" not in settings:
+            _check_names(algorithm.label, settings[part], inner, f"{part}.")
+            check_types(inner, settings[part], f"{name}.{part}")
+    for setting in known:  # a file has lists only, Stable-Baselines3 wants (1, "episode")
+        if setting.takes_tuple and isinstance(settings.get(setting.name), list):
+            settings[setting.name] = tuple(settings[setting.name])
     if algorithm.check is not None:
         algorithm.check(settings)
     return settings
+
+
+def _check_names(label: str, given: Collection[str], known: list[Setting], prefix: str = "") -> None:
+    names = [setting.name for setting in known]
+    unknown = [prefix + name for name in given if name not in names]
+    if unknown:
+        raise ValueError(unknown_settings(label, unknown, names))
 
 
 def make_vec_env(name: str, env: Any) -> VecEnv:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-#: Settings that Stable-Baselines3 or RLT take as a schedule.
-SCHEDULED = ("learning_rate", "bc_coef")
 
-
-def resolve_schedules(settings: dict[str, Any], setting: str) -> dict[str, Any]:
+def resolve_schedules(settings: dict[str, Any], setting: str, scheduled: Collection[str]) -> dict[str, Any]:
     """
     Replace mappings by schedules.
 
@@ -17,7 +15,9 @@ def resolve_schedules(settings: dict[str, Any], setting: str) -> dict[str, Any]:
     ``LinearSchedule``: it changes over the first half (1 unless given) of the total number of chunks.
 
     :param settings: keyword arguments of an algorithm
-    :param setting: their name, for messages
+    :param setting: name of its section, for messages
+    :param scheduled: names of the settings that may be schedules
+    :return: the keyword arguments with schedules in place of such mappings
     :raises ValueError: for a mapping with other keys or values
     """
     from stable_baselines3.common.utils import LinearSchedule
@@ -25,7 +25,7 @@ def resolve_schedules(settings: dict[str, Any], setting: str) -> dict[str, Any]:
     from rlt_sb3.common.schedules import ChunkSchedule
 
     out = dict(settings)
-    for key in SCHEDULED:
+    for key in scheduled:
         value = out.get(key)
         if not isinstance(value, dict):
             continue

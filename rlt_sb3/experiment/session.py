@@ -97,7 +97,7 @@ class Training:
         if checkpoint is None:
             # Stable-Baselines3 seeds Python, NumPy and torch when the model is made
             return make_model(config.algorithm, self.venv, config.settings, config.seed)
-        device = config.settings.get("device", "cpu")
+        device = self.algorithm.device(config.settings)
         model = load_model(config.algorithm, checkpoint.model, env=self.venv, device=device)
         if self.algorithm.on_resume is not None:
             self.algorithm.on_resume(model, config.settings)

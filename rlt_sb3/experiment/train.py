@@ -17,7 +17,7 @@ from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
 from rlt_sb3.experiment.checkpoints import Checkpoint, find_checkpoint, later_checkpoints, resumable_checkpoints
 from rlt_sb3.experiment.config import TrainConfig, load_config, save_config
 from rlt_sb3.experiment.context import Run
-from rlt_sb3.experiment.environment import check_device, make_env
+from rlt_sb3.experiment.environment import check_device, make_env, set_threads
 from rlt_sb3.experiment.interrupt import Interrupt
 from rlt_sb3.experiment.models import as_predictor, load_model, resolve_settings
 from rlt_sb3.experiment.progress import Progress
@@ -67,18 +67,19 @@ def train(config: TrainConfig) -> TrainResult:
     import torch
 
     # Building the first optimizer imports this lazily; after software OpenGL has been loaded that import can crash.
-    import torch._dynamo
+    import torch._dynamo  # noqa: F401
 
     from rlt_sb3.common.loggers import import_wandb
     from rlt_sb3.experiment.report import write_report
 
     check_device(config.env.device or "cpu")
-    check_device(config.settings.get("device", "cpu"))
+    device = get_algorithm(config.algorithm).device(config.settings)
+    check_device(device)
     resolve_settings(config.algorithm, config.settings)
     if config.wandb is not None:
         import_wandb()
     folder, checkpoint, data = _resumed(config)
-    torch.set_num_threads(config.torch_threads)
+    set_threads(config.torch_threads, device)
     env = eval_env = make_env(config.env, "eval", config.seed)
     progress = Progress(enabled=config.progress)
     with Interrupt() as interrupt:

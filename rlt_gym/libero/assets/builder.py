@@ -1,4 +1,4 @@
-"""Turn the catalogue into a folder that LIBERO's unmodified loaders read like its own ``assets``."""
+"""Turn the catalog into a folder that LIBERO's unmodified loaders read like its own ``assets``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rlt_gym.libero.assets.catalogue import CATALOGUE
+from rlt_gym.libero.assets.catalog import CATALOG
 from rlt_gym.libero.assets.paints import PAINTS, TEXTURES
 from rlt_gym.libero.assets.schema import Asset, Joint, Lamp, Paint, Part, Region, Scene
 from rlt_gym.libero.assets.shapes import ORIGIN, UPRIGHT, Geom, Quat, Shape, Vec3
@@ -47,7 +47,7 @@ def _add_geom(body: ET.Element, geom: Geom, density: float | None, parts_collide
         mass = {} if density is None else {"mass": f"{density * geom.volume:.6g}"}
         # Everything else in a scene has contype and conaffinity 1, the gripper's fingers contype 0.
         apart = {} if parts_collide else {"contype": "1", "conaffinity": "2"}
-        # No colour: renderers that show group 0 (to draw a robot cheaply) must not draw a thing twice.
+        # No color: renderers that show group 0 (to draw a robot cheaply) must not draw a thing twice.
         _element(body, "geom", **common, group=COLLISION, rgba="0 0 0 0", **CONTACT, **mass, **apart)
     if geom.shown:
         _element(
@@ -227,13 +227,13 @@ def _scene_tree(scene: Scene) -> ET.Element:
     return root
 
 
-def build_files(catalogue: Iterable[Asset | Scene] = CATALOGUE) -> dict[str, bytes]:
+def build_files(catalog: Iterable[Asset | Scene] = CATALOG) -> dict[str, bytes]:
     """
-    :param catalogue: What to build.
+    :param catalog: What to build.
     :return: Contents of every file by its path below the asset folder.
     """
     files = {}
-    for entry in catalogue:
+    for entry in catalog:
         tree = _scene_tree(entry) if isinstance(entry, Scene) else _asset_tree(entry)
         ET.indent(tree)
         files[entry.path] = ET.tostring(tree, encoding="utf-8") + b"\n"

@@ -66,7 +66,12 @@ def _report_missing(folder: Path, suites: list[str]) -> int:
 
 
 def check(config: AssetsConfig) -> int:
-    """:return: Exit status: 0 if a complete folder was found, else 1."""
+    """
+    Look for the official assets and list what they lack.
+
+    :param config: Settings of the command.
+    :return: Exit status: 0 if a complete folder was found, else 1.
+    """
     if config.assets in ("auto", "official"):
         places = official_locations()
     elif config.assets == "embedded":
@@ -91,6 +96,9 @@ def check(config: AssetsConfig) -> int:
 
 def download(config: AssetsConfig) -> int:
     """
+    Fetch the official assets.
+
+    :param config: Settings of the command.
     :return: Exit status 0.
     :raises ValueError: If the hub's client is missing, no hub is reachable, or something is missing afterwards.
     """
@@ -140,7 +148,12 @@ def _rollout(suite: str, task_id: int, steps: int) -> list[str]:
 
 
 def verify(config: AssetsConfig) -> int:
-    """:return: Exit status: 0 if every task passed, else 1."""
+    """
+    Try every task on a folder of assets.
+
+    :param config: Settings of the command.
+    :return: Exit status: 0 if every task passed, else 1.
+    """
     from rlt_gym.libero.assets.verify import verify_task
 
     assets = resolve_assets(config.assets)
@@ -165,7 +178,12 @@ def verify(config: AssetsConfig) -> int:
 
 
 def sheet(config: AssetsConfig) -> int:
-    """:return: Exit status 0."""
+    """
+    Draw contact sheets.
+
+    :param config: Settings of the command.
+    :return: Exit status 0.
+    """
     from rlt_gym.libero.assets.sheet import write_sheet
 
     assets = resolve_assets(config.assets)

@@ -8,19 +8,19 @@ from rlt_gym.libero.assets.schema import Asset, Joint, Lamp, Part, Region
 from rlt_gym.libero.assets.shapes import Box, Cylinder, Prism, Shape, Vec3, slab, turn
 
 
-def _drawer(level: str, region_z: float, centre_z: float, case: str, front: str, handle: str) -> Part:
+def _drawer(level: str, region_z: float, center_z: float, case: str, front: str, handle: str) -> Part:
     """
     A hollow drawer that opens towards -y, with a handle whose gap takes a finger of the gripper.
 
     :param level: ``"top"``, ``"middle"`` or ``"bottom"``.
-    :param region_z: z of the centre of its region.
-    :param centre_z: z of the centre of its front.
+    :param region_z: z of the center of its region.
+    :param center_z: z of the center of its front.
     :param case: Paint of its box.
     :param front: Paint of its front.
     :param handle: Paint of its handle.
     :return: The part.
     """
-    z = centre_z
+    z = center_z
     floor = z - 0.0320
     return Part(
         f"cabinet_{level}",
@@ -143,8 +143,8 @@ def _rack_shelf(y: float, z: float) -> tuple[Shape, ...]:
     """
     A leaning shelf: five slats on two rails are drawn, one board collides, and a lip keeps bottles from rolling off.
 
-    :param y: Centre of the board.
-    :param z: Centre of the board.
+    :param y: Center of the board.
+    :param z: Center of the board.
     :return: The shapes.
     """
 

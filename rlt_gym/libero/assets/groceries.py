@@ -29,7 +29,7 @@ def _label(paint: str, half_width: float, depth: float, low: float, high: float,
     :param depth: Where it ends along +y and -y: a hair outside of what it sticks on.
     :param low: z of its lower edge.
     :param high: z of its upper edge.
-    :param x: Centre along x.
+    :param x: Center along x.
     :return: The shape.
     """
     return slab(paint, (x - half_width, -depth, low), (x + half_width, depth, high), solid=False)

@@ -9,12 +9,12 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 from pathlib import Path
 
-from rlt_gym.libero.assets.catalogue import CATALOGUE
+from rlt_gym.libero.assets.catalog import CATALOG
 from rlt_gym.libero.assets.rooms import ROOMS
 from rlt_gym.libero.assets.schema import Asset, Scene
 from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, LiberoTask, get_tasks
 
-_BY_CATEGORY = {Path(entry.path).stem: entry for entry in CATALOGUE if isinstance(entry, Asset)}
+_BY_CATEGORY = {Path(entry.path).stem: entry for entry in CATALOG if isinstance(entry, Asset)}
 
 
 def _section(text: str, name: str) -> str:
@@ -25,8 +25,8 @@ def _section(text: str, name: str) -> str:
 def task_entries(task: LiberoTask) -> list[Asset | Scene]:
     """
     :param task: A task.
-    :return: What of the catalogue LIBERO loads for it: its room first, then its fixtures and objects.
-    :raises ValueError: If its BDDL file names something that the catalogue lacks.
+    :return: What of the catalog LIBERO loads for it: its room first, then its fixtures and objects.
+    :raises ValueError: If its BDDL file names something that the catalog lacks.
     """
     text = task.bddl_file.read_text()
     problem = re.search(r"\(problem\s+(\w+)\)", text)
@@ -39,7 +39,7 @@ def task_entries(task: LiberoTask) -> list[Asset | Scene]:
             if category == "floor" or category.endswith("table"):
                 continue
             if category not in _BY_CATEGORY:
-                raise ValueError(f"{task.bddl_file}: the catalogue has no {category!r}")
+                raise ValueError(f"{task.bddl_file}: the catalog has no {category!r}")
             if _BY_CATEGORY[category] not in entries:
                 entries.append(_BY_CATEGORY[category])
     return entries

@@ -1,4 +1,4 @@
-"""Colours, surfaces and computed textures of the embedded assets."""
+"""Colors, surfaces and computed textures of the embedded assets."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlt_gym.libero.assets.builder import embedded_assets
-from rlt_gym.libero.assets.catalogue import CATALOGUE
+from rlt_gym.libero.assets.catalog import CATALOG
 from rlt_gym.libero.suites.folders import libero_root
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,9 @@ class AssetsInfo:
 
 def official_locations() -> list[tuple[str, Path]]:
     """
-    :return: Where the official assets may lie, best first, as (what it is, folder). Folders need not exist.
+    Where the official assets may lie.
+
+    :return: Best first, (what it is, folder). Folders need not exist.
     """
     places = []
     if os.environ.get(ENVIRONMENT_VARIABLE):
@@ -49,7 +51,7 @@ def missing_files(folder: Path) -> list[str]:
     :param folder: Folder that should be laid out like LIBERO's ``assets``.
     :return: Files that the supported tasks need and that are not there.
     """
-    return [entry.path for entry in CATALOGUE if not (folder / entry.path).is_file()]
+    return [entry.path for entry in CATALOG if not (folder / entry.path).is_file()]
 
 
 def _official() -> tuple[AssetsInfo | None, list[str]]:
@@ -100,7 +102,7 @@ def resolve_assets(assets: str | os.PathLike[str] = "auto") -> AssetsInfo:
     missing = missing_files(folder)
     if missing:
         raise ValueError(
-            f"assets folder {folder} lacks {missing[0]} ({len(missing)} of {len(CATALOGUE)} needed files missing). "
+            f"assets folder {folder} lacks {missing[0]} ({len(missing)} of {len(CATALOG)} needed files missing). "
             "It must be laid out like LIBERO's assets (articulated_objects/, scenes/, stable_hope_objects/, ...)."
         )
     return AssetsInfo(folder.resolve(), "custom")

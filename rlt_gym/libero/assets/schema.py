@@ -1,6 +1,6 @@
-"""What an entry of the asset catalogue says: dataclasses for paints, regions, joints, objects, fixtures and rooms.
+"""What an entry of the asset catalog says: dataclasses for paints, regions, joints, objects, fixtures and rooms.
 
-Metres, kilograms, half sizes; z is up.
+Meters, kilograms, half sizes; z is up.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rlt_gym.libero.assets.shapes import ORIGIN, UPRIGHT, Quat, Shape, Vec3
 @dataclass(frozen=True)
 class Paint:
     """
-    Colour and surface.
+    Color and surface.
 
     :param rgb: Red, green, blue in [0, 1]; multiplies the texture if there is one.
     :param texture: Name of a texture in :data:`rlt_gym.libero.assets.paints.TEXTURES`.
@@ -31,8 +31,8 @@ class Texture:
     A tiny picture that is computed, see :mod:`rlt_gym.libero.assets.textures`.
 
     :param pattern: ``"tiles"``, ``"grain"`` (wood), ``"speckle"`` or ``"weave"``.
-    :param rgb: Base colour in [0, 1].
-    :param contrast: How far the pattern leaves the base colour, in [0, 1].
+    :param rgb: Base color in [0, 1].
+    :param contrast: How far the pattern leaves the base color, in [0, 1].
     """
 
     pattern: str
@@ -47,7 +47,7 @@ class Region:
 
     :param name: Name of the site.
     :param half: Half sizes.
-    :param pos: Centre in the frame of its part.
+    :param pos: Center in the frame of its part.
     :param quat: Orientation; LIBERO's predicates take sizes and rotations literally, so this matters.
     """
 
@@ -64,8 +64,8 @@ class Lamp:
 
     :param name: Name of the site.
     :param radius: Radius.
-    :param pos: Centre in the frame of its part.
-    :param rgb: Colour when shown.
+    :param pos: Center in the frame of its part.
+    :param rgb: Color when shown.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Joint:
     :param name: Name of the joint.
     :param kind: ``"slide"`` or ``"hinge"``.
     :param axis: Axis in the frame of the part.
-    :param range: Limits in metres or radians.
+    :param range: Limits in meters or radians.
     :param damping: Viscous damping.
     """
 

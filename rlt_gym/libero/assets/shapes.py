@@ -4,7 +4,7 @@ Only boxes and cylinders reach MuJoCo: a box costs twelve triangles to draw, col
 points where it rests on another box. Round things are therefore crossed boxes (:class:`Prism`) or rings of boxes
 (:class:`Ring`).
 
-Lengths are metres, angles degrees, sizes are half sizes as in MJCF.
+Lengths are meters, angles degrees, sizes are half sizes as in MJCF.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Geom:
 
     :param kind: ``"box"`` or ``"cylinder"``.
     :param size: MJCF half sizes: three for a box, (radius, half height) for a cylinder.
-    :param pos: Centre in the body's frame.
+    :param pos: Center in the body's frame.
     :param quat: Orientation (w, x, y, z) in the body's frame.
-    :param paint: Name of a paint of the catalogue.
+    :param paint: Name of a paint of the catalog.
     :param solid: Whether it collides (and carries the body's mass).
     :param shown: Whether it is drawn.
     """
@@ -87,7 +87,7 @@ class Geom:
 
     @property
     def volume(self) -> float:
-        """:return: Cubic metres."""
+        """:return: Cubic meters."""
         if self.kind == "box":
             return 8 * math.prod(self.size)
         radius, half_height = self.size
@@ -99,8 +99,8 @@ class Shape:
     """
     What all shapes share.
 
-    :param paint: Name of a paint of the catalogue.
-    :param pos: Centre in the body's frame.
+    :param paint: Name of a paint of the catalog.
+    :param pos: Center in the body's frame.
     :param quat: Orientation (w, x, y, z) in the body's frame.
     :param solid: Whether it collides.
     :param shown: Whether it is drawn.
@@ -139,20 +139,23 @@ def turned(shapes: Iterable[Shape], quat: Quat, pos: Vec3 = ORIGIN) -> tuple[Sha
 @dataclass(frozen=True)
 class Box(Shape):
     """
+    A box.
+
     :param half: Half sizes along x, y, z.
     """
 
     half: Vec3 = (0.01, 0.01, 0.01)
 
     def geoms(self) -> Iterator[Geom]:
+        """:return: The geoms that it is made of."""
         yield Geom("box", self.half, self.pos, self.quat, self.paint, self.solid, self.shown)
 
 
 def slab(paint: str, low: Vec3, high: Vec3, *, quat: Quat = UPRIGHT, solid: bool = True, shown: bool = True) -> Box:
     """
-    A box given by two opposite corners (before it is turned about its own centre).
+    A box given by two opposite corners (before it is turned about its own center).
 
-    :param paint: Name of a paint of the catalogue.
+    :param paint: Name of a paint of the catalog.
     :param low: Corner with the smallest x, y, z.
     :param high: Corner with the largest x, y, z.
     :param quat: Orientation (w, x, y, z).
@@ -164,8 +167,8 @@ def slab(paint: str, low: Vec3, high: Vec3, *, quat: Quat = UPRIGHT, solid: bool
     if any(b <= a for a, b in zip(low, high, strict=True)):
         raise ValueError(f"slab needs low < high on every axis, got low={low}, high={high}")
     half = ((high[0] - low[0]) / 2, (high[1] - low[1]) / 2, (high[2] - low[2]) / 2)
-    centre = ((high[0] + low[0]) / 2, (high[1] + low[1]) / 2, (high[2] + low[2]) / 2)
-    return Box(paint, centre, quat, solid, shown, half=half)
+    center = ((high[0] + low[0]) / 2, (high[1] + low[1]) / 2, (high[2] + low[2]) / 2)
+    return Box(paint, center, quat, solid, shown, half=half)
 
 
 @dataclass(frozen=True)
@@ -179,13 +182,14 @@ class Cylinder(Shape):
     half_height: float = 0.01
 
     def geoms(self) -> Iterator[Geom]:
+        """:return: The geoms that it is made of."""
         yield Geom("cylinder", (self.radius, self.half_height), self.pos, self.quat, self.paint, self.solid, self.shown)
 
 
 @dataclass(frozen=True)
 class Prism(Shape):
     """
-    An upright regular prism: ``sides / 2`` boxes that cross at the axis. ``pos`` is the centre of its lower face.
+    An upright regular prism: ``sides / 2`` boxes that cross at the axis. ``pos`` is the center of its lower face.
 
     :param apothem: Distance from the axis to a flat side.
     :param height: Height.
@@ -206,18 +210,19 @@ class Prism(Shape):
             raise ValueError(f"a Prism with feet needs sides that are a multiple of 4, got {self.sides}")
 
     def geoms(self) -> Iterator[Geom]:
+        """:return: The geoms that it is made of."""
         half = self.height / 2
-        centre = _at(self, (0.0, 0.0, half))
+        center = _at(self, (0.0, 0.0, half))
         if self.sides == 4:
             size = (self.apothem, self.apothem, half)
-            yield Geom("box", size, centre, self.quat, self.paint, self.solid, self.shown)
+            yield Geom("box", size, center, self.quat, self.paint, self.solid, self.shown)
             return
         width = self.apothem * math.tan(math.pi / self.sides)
         for i in range(self.sides // 2):
             quat = quat_multiply(self.quat, turn(z=360.0 * i / self.sides))
             stands = i % (self.sides // 4) == 0
             size = (self.apothem, width, half if stands else half - self.feet)
-            yield Geom("box", size, centre, quat, self.paint, self.solid, self.shown)
+            yield Geom("box", size, center, quat, self.paint, self.solid, self.shown)
 
 
 @dataclass(frozen=True)
@@ -237,6 +242,7 @@ class Ring(Shape):
     segments: int = 16
 
     def geoms(self) -> Iterator[Geom]:
+        """:return: The geoms that it is made of."""
         rise, spread = self.high[1] - self.low[1], self.high[0] - self.low[0]
         length = math.hypot(rise, spread)
         radius, height = (self.low[0] + self.high[0]) / 2, (self.low[1] + self.high[1]) / 2
@@ -245,6 +251,6 @@ class Ring(Shape):
         half = (self.thickness / 2, outer * math.tan(math.pi / self.segments), length / 2)
         for i in range(self.segments):
             angle = 2 * math.pi * i / self.segments
-            centre = _at(self, (radius * math.cos(angle), radius * math.sin(angle), height))
+            center = _at(self, (radius * math.cos(angle), radius * math.sin(angle), height))
             quat = quat_multiply(self.quat, quat_multiply(turn(z=math.degrees(angle)), turn(y=lean)))
-            yield Geom("box", half, centre, quat, self.paint, self.solid, self.shown)
+            yield Geom("box", half, center, quat, self.paint, self.solid, self.shown)

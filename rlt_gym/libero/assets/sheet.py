@@ -1,4 +1,4 @@
-"""Contact sheets: one labelled picture of every task of a suite, to look at."""
+"""Contact sheets: one labeled picture of every task of a suite, to look at."""
 
 from __future__ import annotations
 

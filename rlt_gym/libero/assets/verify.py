@@ -16,7 +16,7 @@ import numpy as np
 from rlt_gym.libero.assets.shapes import turn
 from rlt_gym.libero.suites.tasks import LiberoTask, get_task, load_init_states
 
-#: Limits of the joints of LIBERO's fixtures, in metres or radians, by the end of their name.
+#: Limits of the joints of LIBERO's fixtures, in meters or radians, by the end of their name.
 JOINT_RANGES = {
     "_top_level": (-0.16, 0.01),
     "_middle_level": (-0.16, 0.01),
@@ -29,7 +29,7 @@ _OPEN = {"_level": -0.158, "_microjoint": -2.0}
 _CLOSED = {"_level": 0.003, "_microjoint": -0.001}
 _KNOB = {"turnon": 1.2, "turnoff": -0.003}
 _SECONDS_TO_REST = 1.0
-#: Height of the surface, in metres, by LIBERO's kind of arena: nothing may sink below it.
+#: Height of the surface, in meters, by LIBERO's kind of arena: nothing may sink below it.
 _SURFACE = {"table": 0.9, "kitchen": 0.9, "floor": 0.0, "living_room": 0.4365, "study": 0.885}
 
 
@@ -77,11 +77,19 @@ class Bench:
         self.joints = {name: i for i, name in enumerate(names) if i not in robot}
 
     def start(self, state: np.ndarray) -> None:
-        """Set one of LIBERO's initial states."""
+        """
+        Set one of LIBERO's initial states.
+
+        :param state: The state (1 + nq + nv,): MuJoCo time, qpos, qvel.
+        """
         self.env.set_init_state(state)
 
     def settle(self, seconds: float = _SECONDS_TO_REST) -> None:
-        """Let things fall; the arm is held by exactly the forces that keep it where it is."""
+        """
+        Let things fall; the arm is held by exactly the forces that keep it where it is.
+
+        :param seconds: Simulated time.
+        """
         import mujoco
 
         for _ in range(round(seconds / self.model.opt.timestep)):
@@ -104,12 +112,22 @@ class Bench:
         return [name for name, model in self.problem.fixtures_dict.items() if hasattr(model, "root_body")]
 
     def pose(self, name: str) -> np.ndarray:
-        """:return: Position and quaternion (7,) of an object."""
+        """
+        Where an object is.
+
+        :param name: Name of an object or fixture in the task's BDDL file.
+        :return: Position (m) and quaternion (7,).
+        """
         address = self.model.jnt_qposadr[self.joints[f"{name}_joint0"]]
         return np.array(self.data.qpos[address : address + 7])
 
     def put(self, name: str, pose: np.ndarray) -> None:
-        """Put an object at a pose (7,), at rest."""
+        """
+        Put an object somewhere, at rest.
+
+        :param name: Name of an object or fixture in the task's BDDL file.
+        :param pose: Position (m) and quaternion (7,).
+        """
         import mujoco
 
         joint = self.joints[f"{name}_joint0"]
@@ -119,7 +137,12 @@ class Bench:
         mujoco.mj_forward(self.model, self.data)
 
     def turn_joint(self, joint: str, position: float) -> None:
-        """Move a fixture's joint to a position, at rest."""
+        """
+        Move a fixture's joint to a position, at rest.
+
+        :param joint: Name of the joint.
+        :param position: Radians or meters.
+        """
         import mujoco
 
         self.data.qpos[self.model.jnt_qposadr[self.joints[joint]]] = position
@@ -127,7 +150,12 @@ class Bench:
         mujoco.mj_forward(self.model, self.data)
 
     def bodies(self, name: str) -> set[int]:
-        """:return: All bodies of an object or fixture."""
+        """
+        All bodies of an object or fixture.
+
+        :param name: Name of an object or fixture in the task's BDDL file.
+        :return: Their ids.
+        """
         top = self.model.body(self.problem.get_object(name).root_body).id
         found = {top}
         for body in range(top + 1, self.model.nbody):
@@ -136,20 +164,25 @@ class Bench:
         return found
 
     def lowest(self, name: str) -> float:
-        """:return: z of the lowest point of the boxes around an object's solid geoms."""
+        """
+        How low an object reaches.
+
+        :param name: Name of an object or fixture in the task's BDDL file.
+        :return: z (m) of the lowest point of the boxes around its solid geoms.
+        """
         bodies, low = self.bodies(name), math.inf
         for geom in range(self.model.ngeom):
             if int(self.model.geom_bodyid[geom]) in bodies and self.model.geom_contype[geom]:
-                centre, half = self.model.geom_aabb[geom][:3], self.model.geom_aabb[geom][3:]
+                center, half = self.model.geom_aabb[geom][:3], self.model.geom_aabb[geom][3:]
                 row = self.data.geom_xmat[geom].reshape(3, 3)[2]
-                low = min(low, float(self.data.geom_xpos[geom][2] + row @ centre - np.abs(row) @ half))
+                low = min(low, float(self.data.geom_xpos[geom][2] + row @ center - np.abs(row) @ half))
         return low
 
     def depth(self, name: str, room: bool = True) -> float:
         """
         :param name: An object.
         :param room: Whether the table and the floor count, too, and not only objects and fixtures.
-        :return: How deep it sits in others, metres; 0 if it only touches.
+        :return: How deep it sits in others, meters; 0 if it only touches.
         """
         bodies, deepest = self.bodies(name), 0.0
         things = {body for thing in (*self.problem.objects_dict, *self.fixtures) for body in self.bodies(thing)}
@@ -161,7 +194,12 @@ class Bench:
         return deepest
 
     def holds(self, predicate: Sequence[str]) -> bool:
-        """:return: Whether one of LIBERO's predicates holds, e.g. ``["on", "plate_1", "flat_stove_1_cook_region"]``."""
+        """
+        Ask LIBERO whether a predicate holds.
+
+        :param predicate: For example ``["on", "plate_1", "flat_stove_1_cook_region"]``.
+        :return: Whether it holds.
+        """
         return bool(self.problem._eval_predicate(list(predicate)))
 
     def goal(self) -> list[list[str]]:

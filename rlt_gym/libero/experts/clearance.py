@@ -7,20 +7,20 @@ import numpy as np
 from rlt_gym.libero.experts.geometry import Array
 from rlt_gym.libero.experts.scene import Scene
 
-#: The gap between the fingers when fully open, metres.
+#: The gap between the fingers when fully open, meters.
 WIDE_OPEN = 0.08
 #: A finger seen from above: half size along and across the line between the fingers, and how far it reaches below the
-#: grasp point. Metres.
+#: grasp point. Meters.
 FINGER_HALF, FINGER_TIP = np.array([0.012, 0.012]), 0.01
-#: Height of the palm above the grasp point, metres.
+#: Height of the palm above the grasp point, meters.
 PALM_HEIGHT = 0.045
 #: Half length and half width of the palm.
 PALM_HALF = np.array([0.105, 0.033])
 #: The wrist above a palm: height above the grasp point and half width. It is over the palm unless the hand leans.
 WRIST = ((0.13, 0.05), (0.2, 0.07))
-#: The last but one link of the arm lies this far on the robot's side of the wrist, metres.
+#: The last but one link of the arm lies this far on the robot's side of the wrist, meters.
 WRIST_OFFSET = 0.07
-#: Farther than this from the robot's base the arm is nearly stretched and slow to settle, metres.
+#: Farther than this from the robot's base the arm is nearly stretched and slow to settle, meters.
 COMFORTABLE_REACH = 0.65
 
 
@@ -70,8 +70,8 @@ def blocked(
     :param positions: (k, 3) grasp points
     :param axes: (k, 3) lines between the fingers
     :param approaches: (k, 3) unit vectors along which the palm looks
-    :param opening: gap between the fingers, metres
-    :param margin: room to keep above things, metres
+    :param opening: gap between the fingers, meters
+    :param margin: room to keep above things, meters
     :return: (k,) share of the hand's outline that would hit something
     """
     points, low = _outline(positions, axes, approaches, opening, leans=bool((approaches[:, 2] > -0.99).any()))
@@ -88,10 +88,10 @@ def path_top(scene: Scene, geoms: Array, start: Array, end: Array, half_width: f
 
     :param scene: the simulation
     :param geoms: obstacles, geom ids
-    :param start: (2,) where it starts, metres
-    :param end: (2,) where it ends, metres
-    :param half_width: half width of what travels, metres
-    :return: height in metres, ``-inf`` when the way is free
+    :param start: (2,) where it starts, meters
+    :param end: (2,) where it ends, meters
+    :param half_width: half width of what travels, meters
+    :return: height in meters, ``-inf`` when the way is free
     """
     low, high = scene.boxes(geoms)
     way = start + np.linspace(0.0, 1.0, 12)[:, None] * (end - start)
@@ -109,15 +109,15 @@ def landing_offset(scene: Scene, target: str, name: str, bottom: float, hand: Ar
     :param scene: the simulation
     :param target: object, fixture or site name
     :param name: the object that is carried
-    :param bottom: height of the object's lowest point at release, metres
-    :param hand: (3,) hand relative to the middle of the object's bottom, metres
+    :param bottom: height of the object's lowest point at release, meters
+    :param hand: (3,) hand relative to the middle of the object's bottom, meters
     :param axis: (3,) line between the fingers
-    :return: (2,) displacement from the region's centre, metres; zero for anything but a site
+    :return: (2,) displacement from the region's center, meters; zero for anything but a site
     """
     half = scene.region_half(target)[:2]
     if not half.any():
         return np.zeros(2)
-    centre = scene.position(target)[:2]
+    center = scene.position(target)[:2]
     steps = np.linspace(-0.75, 0.75, 7)
     offsets = np.array([(x, y) for x in steps for y in steps]) * half
     points = scene.points(name)
@@ -127,11 +127,11 @@ def landing_offset(scene: Scene, target: str, name: str, bottom: float, hand: Ar
     palm = hand[:2] + _rectangle(PALM_HALF + 0.006, (9, 3)) @ np.array([u, [-u[1], u[0]]])
     cost = np.zeros(len(offsets))
     for part, height in ((body, bottom + 0.005), (palm, bottom + hand[2] + PALM_HEIGHT)):
-        spots = (centre + offsets)[:, None] + part
+        spots = (center + offsets)[:, None] + part
         found = scene.heights(geoms, spots.reshape(-1, 2)).reshape(spots.shape[:2])
         cost += (found > height).mean(axis=1)
     cost += 0.02 * ((offsets / half) ** 2).sum(axis=1)
-    reach = np.linalg.norm(centre + offsets - scene.base_position[:2], axis=1)
+    reach = np.linalg.norm(center + offsets - scene.base_position[:2], axis=1)
     cost += 0.15 * np.clip(reach - COMFORTABLE_REACH, 0.0, None)
     return np.asarray(offsets[int(np.argmin(cost))])
 
@@ -144,7 +144,7 @@ def way_out(scene: Scene, name: str, axis: Array, approach: Array) -> Array:
     :param name: the object in the hand
     :param axis: (3,) line between the fingers
     :param approach: (3,) where the palm looks
-    :return: (2,) the shortest displacement that leaves nothing above object and hand, metres; zero if there is nothing
+    :return: (2,) the shortest displacement that leaves nothing above object and hand, meters; zero if there is nothing
     """
     hand, geoms = scene.hand_position, scene.obstacles(name)
     outline, _ = _outline(hand[None], axis[None], approach[None], opening=0.0)
@@ -177,7 +177,7 @@ def drawer_way(scene: Scene, region: str) -> tuple[Array, Array]:
 
     :param scene: the simulation
     :param region: site name, such as ``wooden_cabinet_1_top_region``
-    :return: (lowest corner (2,), highest corner (2,)) of the ground it covers from here to fully open, metres
+    :return: (lowest corner (2,), highest corner (2,)) of the ground it covers from here to fully open, meters
     """
     joint, body = scene.joint_of(region)
     geoms = np.flatnonzero((scene.model.geom_bodyid == body) & (scene.model.geom_contype != 0))
@@ -193,9 +193,9 @@ def place_aside(scene: Scene, name: str, low: Array, high: Array) -> Array | Non
 
     :param scene: the simulation
     :param name: the object
-    :param low: (2,) lowest corner of the ground to leave free, metres
+    :param low: (2,) lowest corner of the ground to leave free, meters
     :param high: (2,) its highest corner
-    :return: (2,) displacement, metres; zero if the object is not in the way, ``None`` if there is no room anywhere
+    :return: (2,) displacement, meters; zero if the object is not in the way, ``None`` if there is no room anywhere
     """
     points = scene.points(name)
     start, end = points.min(axis=0), points.max(axis=0)

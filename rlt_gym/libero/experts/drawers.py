@@ -49,11 +49,13 @@ class _Drawer:
 
     def handle(self) -> Array:
         """
-        :return: (3,) centre of the drawer's part that sticks out most
+        Where the drawer can be held.
+
+        :return: (3,) center of the part that sticks out most
         """
         scene = self.scene
         geoms = [int(g) for g in np.flatnonzero(scene.model.geom_bodyid == self.body) if scene.model.geom_contype[g]]
-        return np.array(max((scene.data.geom_xpos[g] for g in geoms), key=lambda centre: float(centre @ self.pull)))
+        return np.array(max((scene.data.geom_xpos[g] for g in geoms), key=lambda center: float(center @ self.pull)))
 
     @property
     def done(self) -> bool:
@@ -79,6 +81,8 @@ class OpenDrawer(_Drawer):
 
     def act(self) -> Command:
         """
+        Act for one control step.
+
         :return: command for the next control step
         """
         self.count += 1
@@ -112,9 +116,9 @@ class OpenDrawer(_Drawer):
 class CloseDrawer(_Drawer):
     """Push a sliding drawer shut with closed fingers; see :class:`_Drawer`."""
 
-    #: Distance in front of the handle from which the hand pushes, metres.
+    #: Distance in front of the handle from which the hand pushes, meters.
     standoff = 0.08
-    #: A handle lower than this above the ground is pushed by a steep hand whose fingers lie along it, metres.
+    #: A handle lower than this above the ground is pushed by a steep hand whose fingers lie along it, meters.
     low_handle = 0.12
 
     def __init__(self, scene: Scene, predicate: list[str]):
@@ -133,6 +137,8 @@ class CloseDrawer(_Drawer):
 
     def act(self) -> Command:
         """
+        Act for one control step.
+
         :return: command for the next control step
         """
         self.count += 1

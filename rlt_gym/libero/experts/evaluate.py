@@ -96,6 +96,7 @@ def evaluate_task(suite: str, task_id: int, episodes: int, split: str, noise: fl
     :param split: initial states
     :param noise: see :class:`~rlt_gym.libero.experts.ScriptedExpert`
     :param speed: see :class:`~rlt_gym.libero.experts.ScriptedExpert`
+    :return: successes and control steps
     :raises NoSkillError: if a goal of the task is not supported
     """
     from rlt_gym.libero.experts.scripted import ScriptedExpert

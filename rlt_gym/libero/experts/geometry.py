@@ -11,15 +11,15 @@ Array = NDArray[np.float64]
 ROUND_GEOMS = (3, 5)
 
 
-def shape_points(geom_type: int, centre: Array, half: Array) -> Array:
+def shape_points(geom_type: int, center: Array, half: Array) -> Array:
     """
     Points that span a geom, in the geom's own frame.
 
     :param geom_type: MuJoCo ``mjtGeom`` number (capsules and cylinders get a ring of points,
         everything else box corners)
-    :param centre: (3,) centre of the geom's bounding box, metres
-    :param half: (3,) half sizes of the geom's bounding box, metres
-    :return: (n, 3) points, metres
+    :param center: (3,) center of the geom's bounding box, meters
+    :param half: (3,) half sizes of the geom's bounding box, meters
+    :return: (n, 3) points, meters
     """
     if geom_type in ROUND_GEOMS:
         angles = np.arange(12) * np.pi / 6
@@ -27,7 +27,7 @@ def shape_points(geom_type: int, centre: Array, half: Array) -> Array:
         unit = np.concatenate([np.c_[ring, np.full(12, s)] for s in (-1.0, 1.0)])
     else:
         unit = np.array([[x, y, z] for x in (-1.0, 1.0) for y in (-1.0, 1.0) for z in (-1.0, 1.0)])
-    return centre + unit * half
+    return center + unit * half
 
 
 def rotation_vector(rotation: Array) -> Array:
@@ -83,8 +83,8 @@ def principal_horizontal_axes(points: Array) -> tuple[Array, float, float]:
     """
     Narrowest horizontal direction of a point set, by rotating callipers over 36 directions.
 
-    :param points: (n, 3) points in the world, metres
-    :return: (unit vector (3,) of the narrowest direction, width along it, width across it), metres
+    :param points: (n, 3) points in the world, meters
+    :return: (unit vector (3,) of the narrowest direction, width along it, width across it), meters
     """
     angles = np.arange(36) * np.pi / 36
     directions = np.stack([np.cos(angles), np.sin(angles)], axis=1)
@@ -94,19 +94,19 @@ def principal_horizontal_axes(points: Array) -> tuple[Array, float, float]:
     return np.array([*directions[best], 0.0]), float(widths[best]), across
 
 
-def surface_heights(centres: Array, rotations: Array, halves: Array, points: Array) -> Array:
+def surface_heights(centers: Array, rotations: Array, halves: Array, points: Array) -> Array:
     """
     Height of the highest surface of a set of turned boxes above (or below) each of some points.
 
-    :param centres: (n, 3) centres of the boxes, metres
+    :param centers: (n, 3) centers of the boxes, meters
     :param rotations: (n, 3, 3) box to world
-    :param halves: (n, 3) half sizes, metres
-    :param points: (m, 2) the points, metres
-    :return: (m,) heights in metres, ``-inf`` where there is no box
+    :param halves: (n, 3) half sizes, meters
+    :param points: (m, 2) the points, meters
+    :return: (m,) heights in meters, ``-inf`` where there is no box
     """
     direction = rotations[:, 2, :]  # the world's z axis in each box's frame
     direction = np.where(np.abs(direction) < 1e-9, 1e-9, direction)
-    offset = np.einsum("nij,ni->nj", rotations, centres)
+    offset = np.einsum("nij,ni->nj", rotations, centers)
     start = np.einsum("nij,mi->mnj", rotations[:, :2], points) - offset
     one, other = (-halves - start) / direction, (halves - start) / direction
     enter, leave = np.minimum(one, other).max(axis=2), np.maximum(one, other).min(axis=2)
@@ -120,6 +120,7 @@ def clip_norm(vector: Array, limit: float) -> Array:
 
     :param vector: any vector
     :param limit: greatest length
+    :return: the vector, or one of length ``limit``
     """
     length = float(np.linalg.norm(vector))
     return vector if length <= limit else vector * (limit / length)
@@ -132,5 +133,6 @@ def ramp(value: float, low: float, high: float) -> float:
     :param value: where to read the ramp
     :param low: start of the slope
     :param high: end of the slope
+    :return: a number from 0 to 1
     """
     return float(np.clip((value - low) / (high - low), 0.0, 1.0))

@@ -1,4 +1,4 @@
-"""Which way to grasp an object from above, for the shape it has and the neighbours it stands among."""
+"""Which way to grasp an object from above, for the shape it has and the neighbors it stands among."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rlt_gym.libero.experts.scene import Scene
 HOME_FINGER_AXIS = np.array([0.0, 1.0, 0.0])
 #: The fingers open to 8 cm; wider things are grasped by their rim.
 WIDEST_GRASP = 0.072
-#: Gap between the fingers for a rim in a tight place, metres.
+#: Gap between the fingers for a rim in a tight place, meters.
 NARROW = 0.045
 #: The point between the finger tips may come this close to the surface an object stands on.
 TIP_CLEARANCE = 0.012
 DOWN = np.array([0.0, 0.0, -1.0])
 #: How far the hand may lean over where it would hit something upright, radians.
 LEANS = (0.45, 0.8)
-#: Closer to the robot's base than this an upright hand meets the limits of the arm's joints, metres.
+#: Closer to the robot's base than this an upright hand meets the limits of the arm's joints, meters.
 NEAR_BASE = 0.3
 
 
@@ -43,7 +43,7 @@ class GraspRule:
     """
     How to grasp a category of objects.
 
-    :param depth: how far the point between the finger tips goes below the object's top, metres
+    :param depth: how far the point between the finger tips goes below the object's top, meters
     :param rim: grasp the wall of a vessel instead of the whole object
     :param spread: half range of the random turn of the grasp around the object, radians
     """
@@ -85,14 +85,14 @@ class Grasp:
         self.scene, self.name, self.rng = scene, name, rng
         self.tried: list[float] = []
         self.turn = 0.0
-        #: Gap between the fingers on the way to the grasp, metres.
+        #: Gap between the fingers on the way to the grasp, meters.
         self.opening = WIDE_OPEN
         #: (3,) where the palm looks.
         self.approach: Array = DOWN
         self.choose()
 
     def choose(self) -> None:
-        """Choose a turn around the object: free of neighbours, not tried before, near the hand's start orientation."""
+        """Choose a turn around the object: free of neighbors, not tried before, near the hand's start orientation."""
         points = self.scene.points(self.name)
         _, width, across = principal_horizontal_axes(points)
         self._round = across - width < 0.01
@@ -146,19 +146,21 @@ class Grasp:
 
     def pose(self) -> tuple[Array, Array]:
         """
-        :return: (hand position (3,), line between the fingers (3,)) of the grasp, for the object where it is now
+        Where the hand must be to grasp the object where it is now.
+
+        :return: hand position (3,), line between the fingers (3,)
         """
         points = self.scene.points(self.name)
         low, high = points.min(axis=0), points.max(axis=0)
         z = max(high[2] - self.rule.depth, low[2] + TIP_CLEARANCE)
         if self.rule.rim:
             side = np.array([-np.sin(self.turn), np.cos(self.turn), 0.0])
-            centre = (low + high) / 2
-            wall = (points[points[:, 2] > high[2] - 0.015] - centre)[:, :2]
+            center = (low + high) / 2
+            wall = (points[points[:, 2] > high[2] - 0.015] - center)[:, :2]
             # a handle sticks out farther than the wall, but only on its own side
             ahead = wall[np.abs(wall @ np.array([-side[1], side[0]])) < 0.03]
             radius = float(np.max((ahead if len(ahead) else wall) @ side[:2])) - 0.004
-            return np.array([*(centre + radius * side)[:2], z]), axis_within_quarter_turn(side, HOME_FINGER_AXIS)
+            return np.array([*(center + radius * side)[:2], z]), axis_within_quarter_turn(side, HOME_FINGER_AXIS)
         # round: any side will do, so keep the wrist near its start
         axis = HOME_FINGER_AXIS if self._round else principal_horizontal_axes(points)[0]
         axis = axis_within_quarter_turn(axis, HOME_FINGER_AXIS)
@@ -166,5 +168,5 @@ class Grasp:
         axis = np.array([cos * axis[0] - sin * axis[1], sin * axis[0] + cos * axis[1], 0.0])
         axis = axis_within_quarter_turn(axis, HOME_FINGER_AXIS)
         slab = points[points[:, 2] > z - 0.02]
-        centre = (slab.min(axis=0) + slab.max(axis=0)) / 2
-        return np.array([*centre[:2], z]), axis
+        center = (slab.min(axis=0) + slab.max(axis=0)) / 2
+        return np.array([*center[:2], z]), axis

@@ -18,7 +18,7 @@ class TurnKnob:
     :param predicate: ``["turnon", fixture]`` or ``["turnoff", fixture]``
     """
 
-    #: How far the point between the finger tips goes below the bar's top, metres.
+    #: How far the point between the finger tips goes below the bar's top, meters.
     depth = 0.022
     hover = 0.08
     #: The wrist is asked to lead the bar by this angle, radians.
@@ -50,7 +50,9 @@ class TurnKnob:
 
     def grasp_pose(self) -> tuple[Array, Array]:
         """
-        :return: (hand position (3,), line between the fingers (3,)) for the bar where it is now
+        Where the hand must be to grasp the bar where it is now.
+
+        :return: hand position (3,), line between the fingers (3,)
         """
         points = self.scene.geom_points(self._bar)
         low, high = points.min(axis=0), points.max(axis=0)
@@ -59,6 +61,8 @@ class TurnKnob:
 
     def act(self) -> Command:
         """
+        Act for one control step.
+
         :return: command for the next control step
         """
         self.count += 1

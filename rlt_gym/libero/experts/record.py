@@ -15,6 +15,10 @@ def record_demo(simulator: Any, index: int, seed: int, noise: float, speed: floa
 
     :param simulator: The worker's :class:`~rlt_gym.libero.worker.simulator.LiberoSimulator`.
     :param index: Initial state of the training split.
+    :param seed: Seed of the expert.
+    :param noise: See :class:`~rlt_gym.libero.experts.ScriptedExpert`.
+    :param speed: See :class:`~rlt_gym.libero.experts.ScriptedExpert`.
+    :param max_steps: Control steps before it gives up.
     :return: Row t is the observation before action t: ``agentview``, ``wrist`` uint8 (T, S, S, 3), ``proprio`` (T, 8),
         ``actions`` (T, 7), ``object_positions`` (T, n, 3) in m; and ``success``.
     """

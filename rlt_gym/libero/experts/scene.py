@@ -49,13 +49,14 @@ class Scene:
 
     @property
     def data(self) -> Any:
+        """MuJoCo's ``mjData``."""
         return self.env.sim.data._data
 
     # the hand
 
     @property
     def hand_position(self) -> Array:
-        """(3,) point between the finger tips, metres."""
+        """(3,) point between the finger tips, meters."""
         return np.array(self.data.site_xpos[self.hand_site])
 
     @property
@@ -65,12 +66,12 @@ class Scene:
 
     @property
     def base_position(self) -> Array:
-        """(3,) position of the robot's base, metres."""
+        """(3,) position of the robot's base, meters."""
         return np.array(self.env.robots[0].base_pos)
 
     @property
     def opening(self) -> float:
-        """Gap between the fingers, metres (0 to 0.08)."""
+        """Gap between the fingers, meters (0 to 0.08)."""
         return float(np.abs(self.data.qpos[self._finger_joints]).sum())
 
     # objects
@@ -80,6 +81,7 @@ class Scene:
         Root body of an object or fixture.
 
         :param name: BDDL name, such as ``plate_1`` or ``main_table``
+        :return: MuJoCo's id
         """
         if name in self.env.obj_body_id:
             return int(self.env.obj_body_id[name])
@@ -93,6 +95,7 @@ class Scene:
         Collision geoms of an object or fixture.
 
         :param name: BDDL name
+        :return: MuJoCo's ids
         """
         if name not in self._object_geoms:
             model = self.model
@@ -107,7 +110,7 @@ class Scene:
         Points that span a geom, in the world.
 
         :param geom: geom id
-        :return: (n, 3), metres
+        :return: (n, 3), meters
         """
         if geom not in self._points:
             box = self.model.geom_aabb[geom]
@@ -120,7 +123,7 @@ class Scene:
         Points that span an object or fixture, in the world.
 
         :param name: BDDL name
-        :return: (n, 3), metres
+        :return: (n, 3), meters
         """
         return np.concatenate([self.geom_points(geom) for geom in self.geoms(name)])
 
@@ -129,7 +132,7 @@ class Scene:
         Position of an object's or fixture's root body, or of a named site.
 
         :param name: BDDL name
-        :return: (3,), metres
+        :return: (3,), meters
         """
         if name in self.env.object_sites_dict:
             return np.array(self.env.sim.data.get_site_xpos(name))
@@ -161,6 +164,7 @@ class Scene:
         Whether a region belongs to a part that moves on a joint, such as a drawer.
 
         :param region: site name
+        :return: whether it does
         """
         site = self.env.object_sites_dict.get(region)
         return bool(site is not None and site.joints)
@@ -192,7 +196,7 @@ class Scene:
         Half size of the box of a region.
 
         :param target: object, fixture or site name
-        :return: (3,), metres, along the world's axes; zeros for anything but a site
+        :return: (3,), meters, along the world's axes; zeros for anything but a site
         """
         if target not in self.env.object_sites_dict:
             return np.zeros(3)
@@ -204,6 +208,7 @@ class Scene:
         Geoms that bear or surround what is put on a target: those of the moving part where the target is one's region.
 
         :param target: object, fixture or site name
+        :return: MuJoCo's ids
         """
         geoms = self.geoms(self.owner(target))
         if self.has_joint(target):
@@ -211,9 +216,9 @@ class Scene:
             geoms = [geom for geom in geoms if self.model.geom_bodyid[geom] == body]
         if target not in self.env.object_sites_dict:
             return geoms
-        centre, half = self.position(target), self.region_half(target)
+        center, half = self.position(target), self.region_half(target)
         low, high = self.boxes(geoms)
-        near = np.all((low[:, :2] < (centre + half)[:2] + 0.02) & (high[:, :2] > (centre - half)[:2] - 0.02), axis=1)
+        near = np.all((low[:, :2] < (center + half)[:2] + 0.02) & (high[:, :2] > (center - half)[:2] - 0.02), axis=1)
         return [geoms[i] for i in np.flatnonzero(near)]
 
     def covered(self, target: str) -> bool:
@@ -221,20 +226,22 @@ class Scene:
         Whether a region that does not move lies under a roof, where nothing can be put from above.
 
         :param target: object, fixture or site name
+        :return: whether it does
         """
         if target not in self.env.object_sites_dict or self.has_joint(target):
             return False
         geoms = np.array(self.geoms(self.owner(target)), dtype=int)
-        centre = self.position(target)
-        top = float(self.heights(geoms, centre[None, :2])[0]) if len(geoms) else -np.inf
-        return top > centre[2] + self.region_half(target)[2] + 0.03
+        center = self.position(target)
+        top = float(self.heights(geoms, center[None, :2])[0]) if len(geoms) else -np.inf
+        return top > center[2] + self.region_half(target)[2] + 0.03
 
     def support(self, target: str, xy: Array) -> float:
         """
         Height of the surface of a target under a point.
 
         :param target: object, fixture or site name
-        :param xy: (2,) point, metres
+        :param xy: (2,) point, meters
+        :return: z, meters
         """
         geoms = self.region_geoms(target)
         height = float(surface_heights(*self.turned_boxes(geoms), xy[None])[0]) if geoms else -np.inf
@@ -245,7 +252,7 @@ class Scene:
         Boxes around geoms along their own axes.
 
         :param geoms: geom ids
-        :return: (centres (n, 3), rotations (n, 3, 3) to the world, half sizes (n, 3)), metres
+        :return: (centers (n, 3), rotations (n, 3, 3) to the world, half sizes (n, 3)), meters
         """
         rotations = self.data.geom_xmat[geoms].reshape(-1, 3, 3)
         aabb = self.model.geom_aabb[geoms]
@@ -256,11 +263,11 @@ class Scene:
         Boxes around geoms along the world's axes.
 
         :param geoms: geom ids
-        :return: (lowest corners (n, 3), highest corners (n, 3)), metres
+        :return: (lowest corners (n, 3), highest corners (n, 3)), meters
         """
-        centres, rotations, local = self.turned_boxes(geoms)
+        centers, rotations, local = self.turned_boxes(geoms)
         halves = np.einsum("nij,nj->ni", np.abs(rotations), local)
-        return centres - halves, centres + halves
+        return centers - halves, centers + halves
 
     def obstacles(self, *without: str) -> Array:
         """
@@ -277,8 +284,8 @@ class Scene:
         Height of the highest surface at some points.
 
         :param geoms: (n,) geom ids that count
-        :param points: (m, 2), metres
-        :return: (m,) metres, ``-inf`` where there is nothing
+        :param points: (m, 2), meters
+        :return: (m,) meters, ``-inf`` where there is nothing
         """
         low, high = self.boxes(geoms)
         near = np.all((high[:, :2] > points.min(axis=0)) & (low[:, :2] < points.max(axis=0)), axis=1)
@@ -296,6 +303,7 @@ class Scene:
 
         :param first: geom ids
         :param second: geom ids
+        :return: whether one does
         """
         return any((a in first and b in second) or (a in second and b in first) for a, b in self._contact_pairs())
 
@@ -304,6 +312,7 @@ class Scene:
         Whether both fingers press on an object.
 
         :param name: BDDL name
+        :return: whether they do
         """
         geoms = frozenset(self.geoms(name))
         return all(self.touches(finger, geoms) for finger in self._fingers)
@@ -313,6 +322,7 @@ class Scene:
         LIBERO's own verdict on one predicate.
 
         :param predicate: such as ``["on", "plate_1", "flat_stove_1_cook_region"]``
+        :return: whether it holds
         """
         return bool(self.env._eval_predicate(predicate))
 

@@ -19,7 +19,7 @@ class Command:
     """
     Where a skill wants the hand to go now.
 
-    :param position: (3,) target of the point between the finger tips, metres
+    :param position: (3,) target of the point between the finger tips, meters
     :param gripper: :data:`OPEN`, :data:`CLOSE`, or 0 to leave the fingers where they are
     :param finger_axis: (3,) wanted line between the fingers
     :param approach: (3,) wanted direction of the palm
@@ -87,6 +87,8 @@ class PickPlace:
 
     def act(self) -> Command:
         """
+        Act for one control step.
+
         :return: command for the next control step
         """
         self.count += 1
@@ -266,6 +268,7 @@ class MoveAside(PickPlace):
         :param scene: the simulation
         :param name: the object
         :param region: the drawer's region
+        :return: whether both are true
         """
         way = place_aside(scene, name, *drawer_way(scene, region))
         return way is not None and bool(way.any())

@@ -48,6 +48,7 @@ def make_expert(simulator: Any, noise: float = 0.0, speed: float = 0.9) -> Scrip
     :param simulator: :class:`~rlt_gym.libero.worker.simulator.LiberoSimulator`, reset at least once
     :param noise: see :class:`~rlt_gym.libero.experts.ScriptedExpert`
     :param speed: see :class:`~rlt_gym.libero.experts.ScriptedExpert`
+    :return: the expert
     :raises NoSkillError: if there is no expert for the task
     """
     check_expert(simulator.task.suite, [simulator.task.task_id])

@@ -8,6 +8,9 @@ import numpy as np
 
 def camera_of(scene: mujoco.MjvScene) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
+    Read the camera of a scene.
+
+    :param scene: A scene after ``mjv_updateScene``.
     :return: Position of the camera (3,), its axes right, up and forward as rows (3, 3), and its window: left, right,
         bottom, top at the near plane, near and far distance (6,).
     """
@@ -30,7 +33,12 @@ def _cross(a: np.ndarray, b: np.ndarray) -> list[float]:
 
 def planes_around(eye: np.ndarray, axes: np.ndarray, window: np.ndarray) -> np.ndarray:
     """
-    :return: The five planes (5, 4) around what a camera sees, normals inwards.
+    The planes around what a camera sees.
+
+    :param eye: Position of the camera (3,).
+    :param axes: Its axes right, up and forward as rows (3, 3).
+    :param window: Its window (6,), see :func:`camera_of`.
+    :return: Five planes (5, 4), normals inwards.
     """
     left, right, bottom, top, near, _ = window
     inward = np.array([[0, 0, 1], [near, 0, -left], [-near, 0, right], [0, near, -bottom], [0, -near, top]]) @ axes
@@ -38,13 +46,24 @@ def planes_around(eye: np.ndarray, axes: np.ndarray, window: np.ndarray) -> np.n
     return np.concatenate([inward, -inward @ eye[:, None]], axis=1)
 
 
-def touches(planes: np.ndarray, centre: np.ndarray, radius: np.ndarray) -> np.ndarray:
-    """Which spheres are not wholly behind one of the planes, bool (n,)."""
-    return (centre @ planes[:, :3].T + planes[:, 3] > -radius[:, None]).all(axis=1)
+def touches(planes: np.ndarray, center: np.ndarray, radius: np.ndarray) -> np.ndarray:
+    """
+    Which spheres are not wholly behind one of the planes.
+
+    :param planes: Planes (p, 4), normals inwards.
+    :param center: Centers of the spheres (n, 3).
+    :param radius: Their radii (n,).
+    :return: bool (n,).
+    """
+    return (center @ planes[:, :3].T + planes[:, 3] > -radius[:, None]).all(axis=1)
 
 
 def mirror_images(mirror: np.ndarray, eye: np.ndarray, poses: np.ndarray) -> np.ndarray:
     """
+    Poses of mirror images.
+
+    :param mirror: Record of the mirror's geom.
+    :param eye: Position of the camera (3,).
     :param poses: Rotations and positions relative to the camera (n, 3, 4).
     :return: Those of the mirror images.
     """
@@ -56,6 +75,8 @@ def mirror_images(mirror: np.ndarray, eye: np.ndarray, poses: np.ndarray) -> np.
 
 def _surface(mirror: np.ndarray, eye: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """
+    Where a mirror is.
+
     :return: Middle of a mirror (3,), its unit normal (3,) and the camera's height above it (m).
     """
     normal = mirror["mat"].astype(np.float64)[:, 2]
@@ -65,8 +86,12 @@ def _surface(mirror: np.ndarray, eye: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 def view_in_mirror(mirror: np.ndarray, eye: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """
-    :return: The camera's mirror image and the planes around what it sees through the mirror; ``None`` where the
-        camera is behind the mirror.
+    What a camera sees through a mirror.
+
+    :param mirror: Record of the mirror's geom.
+    :param eye: Position of the camera (3,).
+    :return: The camera's mirror image and the planes around what it sees through the mirror; ``None`` where the camera
+        is behind the mirror.
     """
     middle, normal, height = _surface(mirror, eye)
     if height < 0:

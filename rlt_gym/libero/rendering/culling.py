@@ -123,7 +123,7 @@ class _View:
                 self.parts[which].clear()
 
     def more_lists(self, which: int, geom: int, count: int) -> list[int]:
-        """Lists of a geom that is drawn in several parts."""
+        """Numbers of the display lists of a geom that is drawn in several parts."""
         found = self.parts[which].setdefault(geom, [])
         if len(found) < count:
             more = count - len(found)
@@ -132,7 +132,7 @@ class _View:
         return found[:count]
 
     def clear(self, which: int, geoms: np.ndarray) -> None:
-        """Empty lists: of what one drawing shows and the other, in which it has another pose, does not."""
+        """Clear the display lists of geoms that only the other drawing shows (0 the picture, 1 the mirror)."""
         for number in geoms[self.counts[which][geoms] > 0].tolist():
             compile_list(self.lists[which] + 2 * number, _nothing)
             self.poses[which][number], self.counts[which][number] = np.inf, 0
@@ -141,7 +141,7 @@ class _View:
 class GeomCulling:
     """
     For scenes without large meshes: leave out whole geoms outside the picture, and those with no alpha, and draw the
-    small boxes of one body and colour as one.
+    small boxes of one body and color as one.
 
     :param model: The viewer's model.
     :param context: Made from it; must be current.
@@ -158,7 +158,12 @@ class GeomCulling:
         self._middle, self._half = boxes[:, :3], boxes[:, 3:] * 1.001 + 1e-3
 
     def apply(self, camera: int, size: int) -> None:
-        """As :meth:`Culling.apply`. A mirror may show what lies outside: with one, everything is drawn."""
+        """
+        As :meth:`Culling.apply`. A mirror may show what lies outside: with one, everything is drawn.
+
+        :param camera: Number of the camera.
+        :param size: Side of the picture in pixels.
+        """
         geoms = self._records[: self._scene.ngeom]
         self._merged.apply(geoms)
         if _mirror_of(geoms) is not None:
@@ -316,10 +321,10 @@ class Culling:
         meshes = geoms["dataid"][chosen] // 2
         radius = self._radius[meshes]
         change = np.sqrt(((pose[chosen] - view.poses[which][chosen]) ** 2).sum(axis=1))
-        metres = np.linalg.norm(change[:, :3], axis=1) * radius + change[:, 3]
-        pixels = 2 * size * window[4] / (window[3] - window[2])  # of a metre at a metre's distance, and some
+        meters = np.linalg.norm(change[:, :3], axis=1) * radius + change[:, 3]
+        pixels = 2 * size * window[4] / (window[3] - window[2])  # of a meter at a meter's distance, and some
         depth = np.maximum(pose[chosen, 2, 3] - radius, NEAREST)
-        still = metres * pixels < STILL * depth
+        still = meters * pixels < STILL * depth
         for number, mesh in zip(chosen[~still].tolist(), meshes[~still].tolist()):
             first, total = int(self._first[mesh]), int(self._count[mesh])
             faces, corners = self._originals[0][first : first + total], self._corners[mesh]
@@ -369,6 +374,9 @@ def _is_mesh(geoms: np.ndarray) -> np.ndarray:
 
 def can_cull(model: Any, scene: Any) -> bool:
     """
+    Whether culling can help.
+
+    :param model: The ``mjModel``.
     :param scene: The scene after a first ``mjv_updateScene``.
     :return: Whether there is something to gain (meshes of many triangles) and MuJoCo lays its geoms out as expected.
     """
@@ -387,6 +395,8 @@ def without_meshes(model: Any, scene: Any) -> Any:
     """
     Empty the meshes that :class:`Culling` compiles itself, and those not drawn, while a context is made.
 
+    :param model: The ``mjModel``.
+    :param scene: The scene after a first ``mjv_updateScene``.
     :return: A function that puts them back.
     """
     records = geom_records(scene)
@@ -426,9 +436,7 @@ def _nothing() -> None:
 
 
 def _sample_positions() -> np.ndarray:
-    """
-    :return: float (n, 2): where in a pixel OpenGL samples the buffer it draws to; none where it cannot tell.
-    """
+    """Where in a pixel OpenGL samples the buffer it draws to, float (n, 2); none where it cannot tell."""
     count = int(GL.glGetIntegerv(GL.GL_SAMPLES))
     if count == 0:
         return np.full((1, 2), 0.5)

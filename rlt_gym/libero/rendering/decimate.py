@@ -20,7 +20,7 @@ CELL_LIMITS = (0.0015, 0.006)
 
 def cluster_vertices(vertices: np.ndarray, cell: float) -> tuple[np.ndarray, np.ndarray]:
     """
-    :param vertices: float (n, 3), metres.
+    :param vertices: float (n, 3), meters.
     :param cell: Side of a cell of the grid (m).
     :return: Each vertex's cell number (n,) and each vertex's new position (n, 3).
     """

@@ -2,8 +2,8 @@
 
 A bowl is 48 boxes. For each of them MuJoCo sets a material, a pose and 96 quads (``vis.quality.numquads`` squared for
 each side, so that lights shade large boxes smoothly), and a scene has two hundred such boxes: most of the time a
-picture takes. Boxes of one body in one plain colour become one display list of six quads a box, which one of them
-shows in the place of its own. The corners have the colours they had; between them differ highlights on shiny sides
+picture takes. Boxes of one body in one plain color become one display list of six quads a box, which one of them
+shows in the place of its own. The corners have the colors they had; between them differ highlights on shiny sides
 and, where two boxes touch, which of them is seen.
 """
 
@@ -87,6 +87,8 @@ class MergedBoxes:
 
     def apply(self, geoms: np.ndarray) -> None:
         """
+        Show the merged boxes in the next drawing.
+
         :param geoms: The scene's records (:data:`rlt_gym.libero.rendering.culling.GEOM`) after ``mjv_updateScene``.
         """
         numbers = np.where(geoms["objtype"] == _GEOM, self._lists[np.maximum(geoms["objid"], 0)], 0)
@@ -97,15 +99,17 @@ class MergedBoxes:
 
 def _alike(model: Any) -> list[list[int]]:
     """
-    :return: Geoms that can be drawn as one: small boxes of one body and one plain, opaque, dull material.
+    Which geoms can be drawn as one.
+
+    :return: Groups of them: small boxes of one body and one plain, opaque, dull material.
     """
     found: dict[tuple, list[int]] = {}
     for geom in range(model.ngeom):
         material = int(model.geom_matid[geom])
-        colour = model.mat_rgba[material] if material >= 0 else model.geom_rgba[geom]
+        color = model.mat_rgba[material] if material >= 0 else model.geom_rgba[geom]
         plain = material < 0 or (model.mat_reflectance[material] == 0 and np.all(model.mat_texid[material] < 0))
         small = model.geom_size[geom].max() <= LARGEST
-        opaque = colour[3] == model.geom_rgba[geom][3] == 1.0
+        opaque = color[3] == model.geom_rgba[geom][3] == 1.0
         if model.geom_type[geom] == _BOX and model.geom_group[geom] in (1, 2) and plain and small and opaque:
             key = (int(model.geom_bodyid[geom]), material, model.geom_rgba[geom].tobytes())
             found.setdefault(key, []).append(geom)

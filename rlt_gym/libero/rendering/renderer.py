@@ -31,7 +31,7 @@ class Renderer:
     - ``"fast"`` is for training on a CPU, where drawing is bound by triangles: multisampling is off, and meshes are
       coarser (:mod:`rlt_gym.libero.rendering.decimate`). Where nothing but the robot has meshes, as with the embedded
       assets, the robot is drawn by its collision hulls instead, and small boxes are drawn as one
-      (:mod:`rlt_gym.libero.rendering.merged_boxes`). Reflections stay, since without them colours change.
+      (:mod:`rlt_gym.libero.rendering.merged_boxes`). Reflections stay, since without them colors change.
 
     :param model: The simulator's model. Fixture poses (``body_pos``) may change between calls of :meth:`render`.
     :param size: Side of the square pictures in pixels.

@@ -17,8 +17,8 @@ from rlt_gym.libero.rendering.culling import Culling, GeomCulling, can_cull, geo
 from rlt_gym.libero.rendering.decimate import decimate
 
 _ROBOT_PREFIXES = ("robot0_", "gripper0_", "mount0_")
-_LINK_COLOUR = (0.92, 0.92, 0.94, 1.0)
-_HAND_COLOUR = (0.25, 0.25, 0.28, 1.0)
+_LINK_COLOR = (0.92, 0.92, 0.94, 1.0)
+_HAND_COLOR = (0.25, 0.25, 0.28, 1.0)
 
 
 def viewer_model(model: mujoco.MjModel, size: int, quality: str, option: mujoco.MjvOption) -> mujoco.MjModel:
@@ -71,7 +71,9 @@ def culled_context(
 
 def _visual_meshes(model: mujoco.MjModel) -> tuple[list[int], bool]:
     """
-    :return: Ids of the meshes that are drawn, and whether they are all the robot's.
+    Which meshes are drawn.
+
+    :return: Their ids, and whether they are all the robot's.
     """
     meshes, robot_only = set(), True
     for geom in range(model.ngeom):
@@ -82,7 +84,7 @@ def _visual_meshes(model: mujoco.MjModel) -> tuple[list[int], bool]:
 
 
 def _robot_drawn_by_hulls(model: mujoco.MjModel) -> None:
-    """Hide the robot's visual meshes (group 1) and show its collision geoms (group 0) in plain colours."""
+    """Hide the robot's visual meshes (group 1) and show its collision geoms (group 0) in plain colors."""
     for geom in range(model.ngeom):
         body = model.body(model.geom_bodyid[geom]).name
         if not body.startswith(_ROBOT_PREFIXES):
@@ -92,7 +94,7 @@ def _robot_drawn_by_hulls(model: mujoco.MjModel) -> None:
         elif model.geom_group[geom] == 0:
             model.geom_group[geom] = 1
             model.geom_matid[geom] = -1
-            model.geom_rgba[geom] = _HAND_COLOUR if body.startswith("gripper0_") else _LINK_COLOUR
+            model.geom_rgba[geom] = _HAND_COLOR if body.startswith("gripper0_") else _LINK_COLOR
 
 
 def _in_fewer_pieces(model: mujoco.MjModel) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 #: rounds to 1/256, and meshes may have moved a little (:data:`rlt_gym.libero.rendering.culling.STILL`).
 SLACK = 1 / 128
 
-#: Metres from the camera below which nothing is left out, since rounding shows the more the closer things are.
+#: Meters from the camera below which nothing is left out, since rounding shows the more the closer things are.
 NEAREST = 0.03
 
 #: Mesa's software OpenGL takes triangles in batches of so many and draws a whole batch another way once a part of it
@@ -24,7 +24,10 @@ BATCH = 341
 @numba.njit(cache=True)
 def select_triangles(vertices, faces, pose, window, size, samples, facing, screen, chosen, parts):
     """
-    :param vertices: float (n, 3): corners in the mesh's frame (m); ``faces`` int32 (m, 3).
+    Choose the triangles of a mesh that can reach a sample of the picture.
+
+    :param vertices: float (n, 3): corners in the mesh's frame (m).
+    :param faces: int32 (m, 3): numbers of each triangle's corners.
     :param pose: Rotation and position (3, 4) of the mesh in the camera's axes right, up, forward.
     :param window: Left, right, bottom, top at the near plane, near and far distance (m).
     :param size: Side of the picture in pixels.

@@ -22,6 +22,8 @@ def libero_root() -> Path:
 
 def cache_dir() -> Path:
     """
+    Where files are kept that can be made again.
+
     :return: ``$RLT_CACHE``, else ``$XDG_CACHE_HOME/rlt``, else ``~/.cache/rlt``.
     """
     if "RLT_CACHE" in os.environ:

@@ -9,7 +9,12 @@ from typing import Any
 
 
 def shout(simulator: Any, size: int = 1 << 20) -> None:
-    """A library that prints ``size`` bytes to stdout and to stderr, from Python and from C."""
+    """
+    A library that prints ``size`` bytes to stdout and to stderr, from Python and from C.
+
+    :param simulator: Not used.
+    :param size: Bytes for each stream.
+    """
     for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.write("x" * (size // 2))
         stream.flush()
@@ -17,7 +22,12 @@ def shout(simulator: Any, size: int = 1 << 20) -> None:
 
 
 def raise_at_step(simulator: Any, after: int = 1) -> None:
-    """An exception in the simulator, in the middle of a chunk: after some more control steps."""
+    """
+    An exception in the simulator, in the middle of a chunk: after some more control steps.
+
+    :param simulator: The worker's simulator.
+    :param after: Control steps that still work.
+    """
     control_step, left = simulator._control_step, [after]
 
     def failing(action: Any) -> bool:
@@ -30,24 +40,40 @@ def raise_at_step(simulator: Any, after: int = 1) -> None:
 
 
 def hang_at_step(simulator: Any, seconds: int = 3600) -> None:
-    """The next control step hangs in C code that does not let go of the interpreter lock."""
+    """
+    The next control step hangs in C code that does not let go of the interpreter lock.
+
+    :param simulator: The worker's simulator.
+    :param seconds: How long it hangs.
+    """
     sleep = ctypes.PyDLL(None).sleep  # CDLL would let go of it
     simulator._control_step = lambda action: sleep(seconds)
 
 
 def crash_at_step(simulator: Any) -> None:
-    """The next control step is a segmentation fault."""
+    """
+    The next control step is a segmentation fault.
+
+    :param simulator: The worker's simulator.
+    """
     simulator._control_step = lambda action: ctypes.string_at(0)
 
 
 def lose_gl(simulator: Any) -> None:
-    """The GL context goes away under the renderer, as on a driver reset."""
+    """
+    The GL context goes away under the renderer, as on a driver reset.
+
+    :param simulator: The worker's simulator.
+    """
     simulator.pictures({"frame": "agentview"})
     simulator._renderer._gl.free()
 
 
 def loaded_modules(simulator: Any) -> list[str]:
     """
-    :return: What this process has imported.
+    What this process has imported.
+
+    :param simulator: Not used.
+    :return: Names of modules.
     """
     return sorted(sys.modules)

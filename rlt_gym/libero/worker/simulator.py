@@ -61,9 +61,9 @@ class LiberoSimulator:
             camera_widths=image_size,
         )
         self.problem = self.env.env
-        # Each model that LIBERO loads appends the scene's joint initialisers (open drawers, lit stoves) once more, and
+        # Each model that LIBERO loads appends the scene's joint initializers (open drawers, lit stoves) once more, and
         # a new environment's first hard reset loads its second. Their random draws come before those that place the
-        # fixtures, so with half of them the cabinet would stand a centimetre elsewhere than LIBERO puts it.
+        # fixtures, so with half of them the cabinet would stand a centimeter elsewhere than LIBERO puts it.
         self.problem.object_property_initializers *= 2
         self.model = self.problem.sim.model._model
         self.data = self.problem.sim.data._data
@@ -112,6 +112,7 @@ class LiberoSimulator:
             ``"selection"`` (sampled ones).
         :param index: Number of the initial state.
         :param observe: Draw pictures; without, only proprioception is returned.
+        :return: The first observation, after the objects have settled.
         """
         self.restart(split, index)
         for _ in range(SETTLE_STEPS):
@@ -156,10 +157,13 @@ class LiberoSimulator:
         choose: Choose | None = None,
     ) -> ChunkResult:
         """
+        Play a chunk of control steps.
+
         :param actions: float (k, 7) in [-1, 1]; played until LIBERO's goal predicate holds.
         :param observe: Draw pictures after the last executed step.
         :param observe_at: Numbers (from 1) of the control steps inside the chunk after which to observe as well.
         :param choose: Asked before each control step what to do instead of its action.
+        :return: What it did.
         """
         rewards = []
         inner = []
@@ -221,7 +225,9 @@ class LiberoSimulator:
 
     def object_positions(self) -> np.ndarray:
         """
-        :return: float32 (n, 3): positions (m) of the objects and fixtures, in the order of ``obj_body_id``.
+        Where the objects and fixtures are.
+
+        :return: float32 (n, 3), meters, in the order of ``obj_body_id``.
         """
         return self._sample["xpos"][list(self.problem.obj_body_id.values())].astype(np.float32)
 
@@ -231,7 +237,7 @@ class LiberoSimulator:
         :raises RuntimeError: The GL context is lost.
         """
         pictures = self.pictures(CAMERAS)
-        # A lost GL context raises nothing, it draws nothing; a scene seen from above is never of one colour.
+        # A lost GL context raises nothing, it draws nothing; a scene seen from above is never of one color.
         if pictures["agentview"].min() == pictures["agentview"].max():
             raise RuntimeError("the picture is empty: the GL context is lost")
         return {**pictures, "proprio": self.proprio()}

@@ -199,7 +199,7 @@ class Fragile(ChunkVectorEnv):
         return {env: Played(self._observation(env), rewards[env], False) for env in chunks if env not in lost}
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+@pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_a_lost_simulator_plays_its_episode_again(mode):
     env = Fragile(3, chunk_length=C, init_states="eval", autoreset_mode=mode, max_episode_steps=100)
     before, infos = env.reset()
@@ -214,10 +214,15 @@ def test_a_lost_simulator_plays_its_episode_again(mode):
     assert infos["worker_restarts"].tolist() == [0, 1, 0] and infos["chunk_steps"].tolist()[::2] == [4, 4]
     if same_step:
         np.testing.assert_array_equal(infos["final_obs"][1]["proprio"], before["proprio"][1])
-    else:
+    elif mode == AutoresetMode.DISABLED:
         env.reset(options={"reset_mask": truncations})
+    else:
+        _, _, _, truncations, infos = env.step(push(3))
+        assert not truncations.any() and infos["chunk_steps"].tolist() == [4, 0, 4]
     assert env.started == [[(0, 2), (1, 1), (2, 0)], [(1, 1)]]
-    assert [episode.steps for episode in env.episodes] == [8, 0, 8]
+    assert [episode.steps for episode in env.episodes] == (
+        [12, 0, 12] if mode == AutoresetMode.NEXT_STEP else [8, 0, 8]
+    )
     env.step(push(3))
 
 
@@ -233,7 +238,7 @@ def test_a_lost_simulator_plays_its_episode_again(mode):
         ({"seed": -1}, "seed must be an integer"),
         ({"group_size": 0}, "group_size"),
         ({"render_mode": "human"}, "render_mode must be None or 'rgb_array'"),
-        ({"autoreset_mode": AutoresetMode.NEXT_STEP}, "must be SAME_STEP or DISABLED"),
+        ({"autoreset_mode": "sometimes"}, "autoreset_mode must be one of NEXT_STEP"),
     ],
 )
 def test_bad_arguments(settings, message):

@@ -13,6 +13,7 @@ from still_env import Still
 
 from rlt_gym.core.single_env import SingleEnv
 from rlt_gym.libero import vector_env as libero
+from rlt_gym.libero.make import make_libero
 from rlt_gym.rl_token.env import RLTokenVectorEnv
 from rlt_gym.rl_token.mean import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeRLTokenVectorEnv, FakeVLA
@@ -128,3 +129,64 @@ def test_infos_of_one_environment_hold_plain_values():
     infos = [env.reset(seed=0)[1] for env in (theirs, ours)]
     for key in ("is_success", "worker_restarted", "chunk_steps", "init_index", "step_rewards"):
         assert infos[0][key].dtype == infos[1][key].dtype != object
+
+
+def lengths_of_episodes(env, chunks):
+    """Control steps of the chunks played, until the first episode is truncated."""
+    env.reset(seed=1)
+    seen = []
+    for _ in range(chunks):
+        *_, truncated, info = env.step(np.zeros(env.action_space.shape, dtype=np.float32))
+        ended = bool(np.all(truncated))
+        info = info.get("final_info", info)
+        seen.append(int(np.max(info["episode_steps"])))
+        if ended:
+            break
+    return seen
+
+
+@pytest.mark.parametrize("id", IDS)
+@pytest.mark.parametrize("chunk_length", [1, 8])
+def test_max_episode_steps_counts_control_steps_whoever_makes_the_environment(id, chunk_length, no_simulator):
+    arguments = {"chunk_length": chunk_length, "success_step": 1000, **MORE[id]}
+    counts = list(range(chunk_length, 12, chunk_length)) + [12] * (chunk_length > 1)
+    single = gym.make(id, max_episode_steps=12, **arguments)
+    copied = copy.deepcopy(single)
+    sync = gym.make_vec(id, num_envs=2, vectorization_mode="sync", max_episode_steps=12, **arguments)
+    for env in (single, gym.make(single.spec), copied, sync, gym.make_vec(id, max_episode_steps=12, **arguments)):
+        assert lengths_of_episodes(env, 20)[: len(counts)] == counts
+        assert lengths_of_episodes(env, 20)[-1] == 12
+    # Gymnasium's own limit is there as well, and never ends an episode before the environment does
+    assert single.spec.max_episode_steps == 12 and single.unwrapped.vector_env.unwrapped.max_episode_steps == 12
+    assert lengths_of_episodes(gym.make(id, max_episode_steps=-1, **arguments), 30)[-1] == 20
+    assert lengths_of_episodes(gym.make(id, **arguments), 30)[-1] == 20
+
+
+def test_a_limit_of_another_environment_is_not_ours(no_simulator):
+    """That of an environment of someone else that makes one of ours inside counts what it calls a step."""
+    gym.register("Outer-v0", entry_point=lambda: make_libero(success_step=1000))
+    try:
+        assert lengths_of_episodes(gym.make("Outer-v0", max_episode_steps=2, disable_env_checker=True), 5) == [8, 16]
+    finally:
+        del gym.registry["Outer-v0"]
+
+
+@pytest.mark.parametrize("id", IDS)
+@pytest.mark.parametrize("argument", [{"num_envs": 2}, {"autoreset_mode": AutoresetMode.SAME_STEP}])
+def test_what_only_vectors_have_is_refused_in_one_line(id, argument, no_simulator):
+    with pytest.raises(ValueError, match=rf"takes no {next(iter(argument))} .*Use gymnasium\.make_vec") as error:
+        gym.make(id, **argument, **MORE[id])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_a_closed_environment_says_so(id, no_simulator):
+    for make, number in ((gym.make, 1), (gym.make_vec, 2)):
+        env = make(id, **({} if number == 1 else {"num_envs": 2}), render_mode="rgb_array", **MORE[id])
+        env.reset(seed=0)
+        env.close()
+        env.close()
+        actions = np.zeros(env.action_space.shape, dtype=np.float32)
+        for use in (env.reset, lambda env=env, actions=actions: env.step(actions), env.unwrapped.render):
+            with pytest.raises(gym.error.ClosedEnvironmentError, match=r"VectorEnv was closed: make a new one"):
+                use()

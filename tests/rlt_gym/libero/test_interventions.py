@@ -76,7 +76,7 @@ def test_flags_and_actions_follow_what_the_hook_returns():
     for seed in (5, 5, 6):
         assert hooks.begin_episode(simulator, seed) == {}
         proposed = np.linspace(-1, 1, 5 * 7).reshape(5, 7)
-        choose = hooks.choose
+        choose = hooks.begin_chunk()
         played = [choose(action) for action in proposed]
         said = hooks.end_chunk()
         assert said["intervention"].tolist() == [False, False, True, False, False]
@@ -84,7 +84,7 @@ def test_flags_and_actions_follow_what_the_hook_returns():
         np.testing.assert_array_equal(said["executed_actions"], np.array(played, dtype=np.float32))
         np.testing.assert_array_equal(played[2][[0, 3, 6]], [0.25, 0, 1])  # 2.0 is clipped
         np.testing.assert_array_equal(said["executed_actions"][[0, 1, 3, 4]], proposed[[0, 1, 3, 4]].astype(np.float32))
-        hooks.choose(proposed[0])
+        hooks.begin_chunk()(proposed[0])
         assert hooks.end_chunk()["intervention"].tolist() == [True]  # step 5 of the episode, first of its chunk
         draws.append(played[2][1])
     assert draws[0] == draws[1] != draws[2]
@@ -94,14 +94,14 @@ def test_a_hook_that_returns_nonsense_is_named():
     hooks = WorkerHooks(7, check_hook("intervention", "intervention_hooks:wrong", None, 3))
     hooks.begin_episode(None, 0)
     with pytest.raises(ValueError, match="None or 7 finite numbers"):
-        hooks.choose(np.zeros(7))
+        hooks.begin_chunk()(np.zeros(7))
 
 
 def test_critical_phase_begins_once():
     heights = iter([0.5, 0.3, 0.1, 0.5, 0.5])
     simulator = SimpleNamespace(proprio=lambda: [0, 0, next(heights)])
     hooks = WorkerHooks(7, None, check_hook("critical_phase", "intervention_hooks:below", {"height": 0.2}, 1))
-    assert hooks.choose is None
+    assert hooks.begin_chunk() is None
     assert hooks.begin_episode(simulator, 0) == {"critical_phase": False}
     assert hooks.end_chunk() == {"critical_chunk": False, "critical_phase": False}
     assert hooks.end_chunk() == {"critical_chunk": False, "critical_phase": True}

@@ -3,14 +3,15 @@
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AutoresetMode
 
 from rlt_gym.core.episodes import EpisodeSequence
+from rlt_gym.libero import vector_env
 from rlt_gym.libero.suites.tasks import SPLITS, episode_seed, get_task, get_tasks, load_init_states
 from rlt_gym.libero.vector_env import LiberoVectorEnv
 from rlt_gym.testing import check_vector_env
@@ -21,9 +22,9 @@ FAST = {"assets": "embedded", "render": "fast", "image_size": 64}
 @pytest.fixture(scope="module")
 def env():
     """Two workers, two tasks, episodes short enough to end by the horizon inside a few chunks."""
-    vector_env = LiberoVectorEnv(2, "libero_goal", [1, 8], chunk_length=4, max_episode_steps=10, **FAST)
-    yield vector_env
-    vector_env.close()
+    made = LiberoVectorEnv(2, "libero_goal", [1, 8], chunk_length=4, max_episode_steps=10, **FAST)
+    yield made
+    made.close()
 
 
 # ---------------------------------------------------------------- tables, no simulator
@@ -70,7 +71,7 @@ def test_splits_never_share_a_seed():
         ({"obs_stride": 0}, "obs_stride must be an integer in 1..7"),
         ({"obs_stride": 8}, "obs_stride must be an integer in 1..7"),
         ({"chunk_length": 1, "obs_stride": 1}, "chunk_length=1"),
-        ({"autoreset_mode": AutoresetMode.NEXT_STEP}, "NEXT_STEP"),
+        ({"autoreset_mode": "sometimes"}, r"autoreset_mode must be one of NEXT_STEP \('NextStep'\), .*'sometimes'"),
     ],
 )
 def test_bad_arguments_raise_before_any_process_starts(arguments, message, monkeypatch):
@@ -116,6 +117,92 @@ def test_training_episodes_may_be_shorter():
                 break
     short.close()
     assert lengths == {"eval": 9, "train": 6, "selection": 9}
+
+
+@pytest.mark.sim
+def test_resets_in_the_next_step_show_what_resets_in_the_same_step_show(env):
+    """The same two episodes, bit for bit; only the step that resets comes in between, whatever its action."""
+    other = LiberoVectorEnv(
+        2, "libero_goal", [1, 8], chunk_length=4, max_episode_steps=10, autoreset_mode="NextStep", **FAST
+    )
+    actions = np.random.default_rng(2).uniform(-1, 1, (4, 2, 4, 7)).astype(np.float32)
+    first, second = env.reset(seed=6)[0], other.reset(seed=6)[0]
+    for index, action in enumerate(actions):
+        assert all(np.array_equal(first[key], second[key]) for key in first)
+        first, _, _, truncations, infos = env.step(action)
+        second, _, _, their_truncations, their_infos = other.step(action)
+        assert truncations.tolist() == their_truncations.tolist() == [index == 2] * 2
+        if index == 2:
+            for member in range(2):
+                final = infos["final_obs"][member]
+                assert all(np.array_equal(final[key], second[key][member]) for key in final)
+            second, rewards, _, truncations, their_infos = other.step(-action)
+            assert not rewards.any() and not truncations.any() and not their_infos["chunk_steps"].any()
+        assert infos["init_index"].tolist() == their_infos["init_index"].tolist()
+    assert all(np.array_equal(first[key], second[key]) for key in first)
+    other.close()
+
+
+class NoWorkers:
+    """In place of the workers, where only the arguments count."""
+
+    def __init__(self, num_workers, *_):
+        self.restarts = np.zeros(num_workers, dtype=np.int64)
+
+    def ask(self, *_, **__):
+        return {}, {}
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    "suite, whole, training",
+    [
+        ("libero_spatial", 220, 160),
+        ("libero_object", 280, 200),
+        ("libero_goal", 300, 160),
+        ("libero_10", 520, 380),
+        ("libero_90", 400, 290),
+    ],
+)
+def test_each_suite_has_its_horizons(suite, whole, training, monkeypatch):
+    monkeypatch.setattr(vector_env, "WorkerPool", NoWorkers)
+    for arguments, expected in (
+        ({}, (training, whole)),
+        ({"max_episode_steps": 90}, (90, 90)),
+        ({"max_episode_steps": 1000}, (1000, 1000)),
+        ({"train_episode_steps": 100}, (100, whole)),
+        ({"train_episode_steps": whole}, (whole, whole)),
+        ({"train_episode_steps": 40, "max_episode_steps": 90}, (40, 90)),
+    ):
+        env = LiberoVectorEnv(1, suite, [0], **arguments, **FAST)
+        lengths = []
+        for split in ("train", "eval"):
+            env.sequence.restart(split)
+            lengths.append(env._horizon(0))
+        assert tuple(lengths) == expected, arguments
+    page = (Path(__file__).parents[3] / "docs/guide/vector_env.md").read_text()
+    assert f"| `{suite}` | {training} | {whole} |" in page
+
+
+@pytest.mark.sim
+def test_what_users_of_gymnasium_see_of_the_horizons():
+    """Nothing is said: a training episode ends after 160 control steps, an evaluation's after LIBERO's 300."""
+    single = gym.make("LIBERO-v0", task_ids=[1], chunk_length=100, **FAST)
+    still = np.zeros((100, 7), dtype=np.float32)
+    lengths = {}
+    for split in ("train", "eval"):
+        single.reset(seed=0, options={"init_states": split})
+        truncated = False
+        while not truncated:
+            *_, truncated, info = single.step(still)
+        lengths[split] = info["episode_steps"]
+    single.unwrapped.vector_env.set_attr("max_episode_steps", 50)
+    single.reset(options={"init_states": "train"})
+    assert single.step(still)[-1]["episode_steps"] == 50
+    single.close()
+    assert lengths == {"train": 160, "eval": 300}
 
 
 def test_inner_observations_are_those_of_shorter_chunks():
@@ -258,7 +345,7 @@ def test_gymnasiums_wrappers_work(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     sys.modules["moviepy.video.io.ImageSequenceClip"].ImageSequenceClip = ClipByImageio
     arguments = {"task_ids": [1], "chunk_length": 2, "render_mode": "rgb_array", **FAST}
-    single = gym.make("LIBERO-v0", **arguments, max_episode_steps=3)  # Gymnasium's own limit, in chunks
+    single = gym.make("LIBERO-v0", **arguments, max_episode_steps=6)
     single = gym.wrappers.RecordEpisodeStatistics(single)
     single = gym.wrappers.RecordVideo(single, str(tmp_path / "single"), episode_trigger=lambda _: True)
     single.reset(seed=0)

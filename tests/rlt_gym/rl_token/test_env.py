@@ -218,8 +218,8 @@ def test_constructor_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="metadata lack 'robot'"):
         RLTokenVectorEnv(raw, CountingVLA(), ReadingEncoder())
     raw.metadata["robot"] = robot
-    with pytest.raises(ValueError, match="autoreset_mode"):
-        raw.metadata["autoreset_mode"] = AutoresetMode.NEXT_STEP
+    with pytest.raises(ValueError, match="autoreset_mode must be an AutoresetMode, got None"):
+        raw.metadata["autoreset_mode"] = None
         RLTokenVectorEnv(raw, CountingVLA(), ReadingEncoder())
 
 

@@ -173,7 +173,7 @@ def test_shards_divide_the_sequence():
         (dict(chunk_length=0), "chunk_length"),
         (dict(init_states="test"), "init_states"),
         (dict(render_mode="human"), "render_mode"),
-        (dict(autoreset_mode=AutoresetMode.NEXT_STEP), "autoreset_mode"),
+        (dict(autoreset_mode="sometimes"), "autoreset_mode"),
     ],
 )
 def test_fakes_refuse_bad_arguments(arguments, message):

@@ -17,16 +17,20 @@ from rlt_gym.workers.shared_memory import SharedPictures, anonymous_file
 SHAPES = {"camera": (4, 6, 3)}
 
 
-def pool_of(start, max_restarts=2, num_workers=2, backend="CounterBackend", times=(60.0, 60.0), **hooks):
+def pool_of(
+    start, max_restarts=2, num_workers=2, backend="CounterBackend", times=(60.0, 60.0), tasks=(5,), resident=2, **hooks
+):
     settings = {
         "name": "Toy",
         "backend": backend_settings(f"toy_backend:{backend}", width=6),
         "pictures": SHAPES,
         "frame_size": 8,
-        "resident": 2,
+        "resident": resident,
         "hooks": {"action_size": 1, **hooks},
     }
-    return WorkerPool(num_workers, LaunchPlan.checked(start, None), settings, 2, [5], times[0], max_restarts, times[1])
+    return WorkerPool(
+        num_workers, LaunchPlan.checked(start, None), settings, 2, tasks, times[0], max_restarts, times[1]
+    )
 
 
 def played(pool, worker, answer):
@@ -54,7 +58,7 @@ def test_a_pool_of_another_simulator_replaces_a_killed_worker(start):
 
         os.kill(pool.clients[0].pid, signal.SIGKILL)
         answers, failures = pool.ask({0: chunk, 1: chunk})
-        assert played(pool, 1, answers[1]) == (5, [0, 1], True, [4])  # its neighbour did not notice
+        assert played(pool, 1, answers[1]) == (5, [0, 1], True, [4])  # its neighbor did not notice
         assert list(failures) == [0] and "Toy worker" in str(failures[0]) and "died" in str(failures[0])
         pool.restart(0, failures[0])
         assert pool.restarts.tolist() == [1, 0]
@@ -77,6 +81,22 @@ def test_simulator_errors_reach_the_owner_with_their_name():
         assert "Toy worker" in str(failures[0]) and "AttributeError" in str(failures[0])
         with pytest.raises(WorkerError, match=r"Toy worker of env 0 broke again .*max_restarts=0"):
             pool.restart(0, failures[0])
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("resident", [1, 2])
+@pytest.mark.parametrize("start", ["spawn", "zygote"])
+def test_a_worker_keeps_no_more_simulators_than_it_may(start, resident):
+    """Also of those that its zygote built, for this environment or for another one."""
+    built = {"spawn": 0, "zygote": 3}[start]
+    pool = pool_of(start, backend="CensusBackend", tasks=[3, 4, 5], resident=resident, num_workers=1)
+    try:
+        for turn, task in enumerate([3, 4, 5, 5, 6, 3, 4]):
+            answers, _ = pool.ask({0: ("reset", {"task_id": task, "split": "train", "index": 0})})
+            census = answers[0][0]["census"].tolist()
+            # what has played and is still there, and what was built before but never used
+            assert census == [min(min(turn, 2) + 1 if turn < 4 else 3, resident), max(0, built - min(turn + 1, 3))]
     finally:
         pool.close()
 

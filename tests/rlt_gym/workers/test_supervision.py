@@ -107,7 +107,7 @@ def test_a_broken_worker_ends_its_episode_and_nothing_else(env, fault):
     assert infos["worker_restarted"].tolist() == [True, False] and final["worker_restarted"][0]
     assert final["chunk_steps"][0] == 0 and not final["step_rewards"][0].any() and not final["is_success"][0]
     assert final["episode_steps"][0] == CHUNK and final["final_frame"][0].shape == (256, 256, 3)
-    # The final observation is the last good one; the same episode begins again; the neighbour saw nothing.
+    # The final observation is the last good one; the same episode begins again; the neighbor saw nothing.
     assert all(np.array_equal(infos["final_obs"][0][key], before[key][0]) for key in before)
     assert infos["init_index"][0] == start["init_index"][0] and equal(obs, first, 0)
     assert equal(obs, undisturbed[1][0], 1) and infos["chunk_steps"].tolist() == [0, CHUNK]

@@ -33,6 +33,7 @@ class Run:
     def __init__(self, folder, chunks):
         self.venv = VecMonitor(GymnasiumVecEnv(toy_env.ToyVectorEnv(2, render_mode="rgb_array")))
         settings = {"learning_starts": 4, "batch_size": 4, "policy_kwargs": {"net_arch": [4]}}
+        settings["gate"] = False  # what the present actor does must show at once
         self.model = RLT("MultiInputPolicy", self.venv, seed=0, device="cpu", **settings)
         budget = BudgetCallback(chunks)
         selection = SelectionCallback(lambda model: outcome(3), 20, outcome(2), budget, folder / "best.zip")

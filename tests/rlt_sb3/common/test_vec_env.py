@@ -78,8 +78,9 @@ def test_spaces_are_those_of_one_env():
 @pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP])
 def test_other_autoreset_modes_are_refused(mode):
     env = SyncVectorEnv([lambda: Counter(3)], autoreset_mode=mode)
-    with pytest.raises(ValueError, match="SAME_STEP"):
-        GymnasiumVecEnv(env)
+    for other in (env, FakeLiberoVectorEnv(2, autoreset_mode=mode)):
+        with pytest.raises(ValueError, match="SAME_STEP"):
+            GymnasiumVecEnv(other)
 
 
 def test_single_env_and_nested_spaces_are_refused():

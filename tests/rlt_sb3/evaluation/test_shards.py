@@ -13,7 +13,8 @@ import pytest
 import toy_env  # noqa: F401
 from run_helpers import environment, small, textbook_wilson
 
-from rlt_sb3.cli.main import main, normalise
+from rlt_sb3.cli.arguments import normalize
+from rlt_sb3.cli.main import main
 from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.evaluation.shards import parse_shard
 from rlt_sb3.experiment.config import EnvConfig, EvalConfig, EvalSettings, TrainConfig, save_config
@@ -84,7 +85,12 @@ def test_two_shards_on_libero_are_one_evaluation(tmp_path, capsys):
         TrainConfig(name="run", env=env, evaluation=EvalSettings(4, 4, 40, videos=False)), tmp_path / "config.yaml"
     )
     width = load_rl_token("auto", load_vla("mini")).z_dim
-    model = RLT("MultiInputPolicy", GymnasiumVecEnv(FakeRLTokenVectorEnv(1, chunk_length=8, token_dim=width)), seed=0)
+    model = RLT(
+        "MultiInputPolicy",
+        GymnasiumVecEnv(FakeRLTokenVectorEnv(1, chunk_length=8, token_dim=width)),
+        seed=0,
+        gate=False,
+    )
     with torch.no_grad():  # not the VLA, but near it
         model.actor_target.mu[-1].weight.normal_(std=0.003)
     model.save(tmp_path / "best_model.zip")
@@ -264,12 +270,12 @@ def test_no_checkpoints(run, tmp_path):
 
 
 def test_forms_of_the_command_line():
-    assert normalise(EvalConfig, ["r", "--all-checkpoints", "--num-envs", "3"]) == [
+    assert normalize(EvalConfig, ["r", "--all-checkpoints", "--num-envs", "3"]) == [
         "r", "--all_checkpoints=true", "--num_envs", "3",
     ]  # fmt: skip
-    assert normalise(EvalConfig, ["--vla", "false", "r"]) == ["--vla", "false", "r"]
-    assert normalise(EvalConfig, ["--merge", "a", "b", "--out", "c"]) == ["", '--merge=["a", "b"]', "--out", "c"]
-    assert normalise(EvalConfig, ["r", "--tasks", "3,5", "8"]) == ["r", "--tasks=[3,5,8]"]
+    assert normalize(EvalConfig, ["--vla", "false", "r"]) == ["--vla", "false", "r"]
+    assert normalize(EvalConfig, ["--merge", "a", "b", "--out", "c"]) == ["", '--merge=["a", "b"]', "--out", "c"]
+    assert normalize(EvalConfig, ["r", "--tasks", "3,5", "8"]) == ["r", "--tasks=[3,5,8]"]
     assert parse_shard(None) == (0, 1) and parse_shard("2/3") == (1, 3)
     for bad in ("0/3", "3", "a/b", "1/2/3"):
         with pytest.raises(ValueError, match="shard must be k/n"):

@@ -86,7 +86,7 @@ def test_it_is_a_choice_and_a_section(tmp_path, capsys):
     assert load_config(tmp_path / "d.yaml") == config
     assert parse("train", ["--config", str(tmp_path / "d.yaml")]) == config
     assert yaml.safe_load((tmp_path / "d.yaml").read_text())["a2c"] == config.settings
-    with pytest.raises(ValueError, match="A2C has no setting bc_coef; there is learning_rate"):
+    with pytest.raises(ValueError, match=r"Unknown A2C setting 'bc_coef'\. Valid settings: learning_rate"):
         train(config_of("a2c", tmp_path, a2c={"bc_coef": 1}))
     with pytest.raises(ValueError, match=r"'a2c' cannot learn with env\.kwargs intervention"):
         config.env.kwargs["intervention"] = "toy_env:x"

@@ -232,7 +232,7 @@ def test_other_networks_are_refused(tmp_path):
     for setting, value in (("n_critics", 3), ("actor_mode", "direct"), ("reference_input", False)):
         with pytest.raises(ValueError, match="policy kwargs"):
             RLT.load(path, policy_kwargs={setting: value})
-        with pytest.raises(ValueError, match=f"RLT has no setting {setting}; there is .*policy_kwargs"):
+        with pytest.raises(ValueError, match=f"Unknown RLT setting '{setting}'. Valid settings: .*policy_kwargs"):
             RLT.load(path, **{setting: value})
     with pytest.raises(ValueError, match="policy kwargs"):
         RLT.load(path, policy_kwargs={"net_arch": [16]})

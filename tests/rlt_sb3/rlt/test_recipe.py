@@ -170,3 +170,15 @@ def test_the_actors_loss_judges_sampled_chunks():
     model._update_actor(batch)
     noise = (asked[0] - own).reshape(-1, 7)
     assert noise.std(0).tolist() == pytest.approx([0.05, 0.05, 0.05, 0.01, 0.01, 0.01, 0.05], rel=0.03)
+
+
+def test_shipped_configurations_leave_the_algorithm_alone_but_the_papers_has_it_all():
+    from pathlib import Path
+
+    from rlt_sb3.experiment.config import config_file, load_config, shipped_configs
+
+    settings = {name: load_config(Path(config_file(name))).settings for name in shipped_configs()}
+    assert settings.pop("paper") == PAPER
+    assert load_config(Path(config_file("paper"))).env.kwargs == {"obs_stride": 2}
+    assert settings.pop("demo_quick").keys() <= {"learning_starts", "critic_warmup_updates"}  # it is 300 chunks long
+    assert len(settings) >= 7 and not any(settings.values())

@@ -105,7 +105,7 @@ def test_models_of_other_versions_are_refused_with_one_line(tmp_path):
     make_model().save(path)
     with path.open("rb") as opened:
         assert RLT.load(opened, device="cpu").bc_coef == 20.0
-    with pytest.raises(ValueError, match=r"RLT has no setting trial_share; there is .*gate"):
+    with pytest.raises(ValueError, match=r"Unknown RLT setting 'trial_share'\. Valid settings: .*gate"):
         RLT.load(path, device="cpu", trial_share=0.5)
     with pytest.raises(TypeError, match="trial_share"):
         make_model(trial_share=0.5)

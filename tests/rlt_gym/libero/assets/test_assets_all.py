@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("libero")
 
 from rlt_gym.libero.assets import embedded_assets
-from rlt_gym.libero.assets.catalogue import CATALOGUE
+from rlt_gym.libero.assets.catalog import CATALOG
 from rlt_gym.libero.assets.command import AssetsConfig
 from rlt_gym.libero.assets.fixtures import MICROWAVE
 from rlt_gym.libero.assets.needed import missing_by_suite, task_entries
@@ -98,9 +98,9 @@ def test_all_tasks_of_a_suite(suite: str) -> None:
 # --- which files a task needs ---
 
 
-def test_catalogue_is_what_the_tasks_need() -> None:
+def test_catalog_is_what_the_tasks_need() -> None:
     used = {entry.path for suite in SUITE_HORIZONS for task in get_tasks(suite) for entry in task_entries(task)}
-    assert used == {entry.path for entry in CATALOGUE}
+    assert used == {entry.path for entry in CATALOG}
 
 
 def test_entries_of_a_task() -> None:

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("libero")
 from rlt_gym.libero.assets import embedded_assets
 from rlt_gym.libero.assets.builder import build_files
-from rlt_gym.libero.assets.catalogue import CATALOGUE
+from rlt_gym.libero.assets.catalog import CATALOG
 from rlt_gym.libero.assets.paints import PAINTS, TEXTURES
 from rlt_gym.libero.assets.schema import Asset, Texture
 from rlt_gym.libero.assets.shapes import UPRIGHT, Box, Cylinder, Prism, Ring, quat_multiply, rotate, slab, turn, turned
@@ -40,7 +40,7 @@ def test_ring_has_no_gap_and_keeps_its_edges() -> None:
             edge = np.array(geom.pos) + sign * up
             assert edge @ radial == pytest.approx(radius)
             assert edge[2] == pytest.approx(z)
-        # At the outer face neighbours meet: half width = outer radius * tan(half the angle between them).
+        # At the outer face neighbors meet: half width = outer radius * tan(half the angle between them).
         assert geom.size[1] >= (0.05 + 0.002) * np.tan(np.pi / 12) - 1e-12
 
 
@@ -125,7 +125,7 @@ def test_parts_that_joints_keep_apart_do_not_collide() -> None:
 
 def test_every_geom_has_a_group_and_no_mesh_is_used() -> None:
     files = build_files()
-    for entry in CATALOGUE:
+    for entry in CATALOG:
         root = ET.fromstring(files[entry.path])
         assert not root.findall(".//mesh")
         for geom in root.iter("geom"):
@@ -144,9 +144,9 @@ def test_paints_and_textures_are_all_known() -> None:
     assert {paint.texture for paint in PAINTS.values()} - {None} <= set(TEXTURES)
 
 
-def test_mass_is_what_the_catalogue_says() -> None:
+def test_mass_is_what_the_catalog_says() -> None:
     files = build_files()
-    for entry in CATALOGUE:
+    for entry in CATALOG:
         if isinstance(entry, Asset) and entry.mass is not None:
             masses = [float(geom.get("mass", "nan")) for geom in ET.fromstring(files[entry.path]).iter("geom")]
             assert sum(masses) == pytest.approx(entry.mass, rel=1e-4)
@@ -164,7 +164,7 @@ def test_build_is_idempotent_and_repairs(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("RLT_CACHE", str(tmp_path))
     folder = embedded_assets()
     assert folder.parent == tmp_path
-    victim = folder / CATALOGUE[0].path
+    victim = folder / CATALOG[0].path
     content = victim.read_bytes()
     victim.unlink()
     assert embedded_assets() == folder

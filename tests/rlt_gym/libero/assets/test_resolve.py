@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("libero")
 from rlt_gym.libero.assets import resolve, resolve_assets
-from rlt_gym.libero.assets.catalogue import CATALOGUE
+from rlt_gym.libero.assets.catalog import CATALOG
 from rlt_gym.libero.assets.groceries import CREAM_CHEESE
 from rlt_gym.libero.assets.schema import Scene
 
@@ -26,7 +26,7 @@ def no_official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _fake_official(folder: Path) -> Path:
-    for entry in CATALOGUE:
+    for entry in CATALOG:
         (folder / entry.path).parent.mkdir(parents=True, exist_ok=True)
         (folder / entry.path).touch()
     return folder
@@ -37,7 +37,7 @@ def test_auto_falls_back_and_says_so_once(no_official: Path, caplog: pytest.LogC
         info = resolve_assets()
         resolve_assets("auto")
     assert info.kind == "embedded"
-    assert (info.path / CATALOGUE[0].path).is_file()
+    assert (info.path / CATALOG[0].path).is_file()
     assert len([r for r in caplog.records if "embedded" in r.getMessage()]) == 1
 
 
@@ -75,6 +75,6 @@ def test_own_folder(no_official: Path) -> None:
     with pytest.raises(ValueError, match=r"cream_cheese\.xml"):
         resolve_assets(folder)
     shutil.rmtree(folder / "scenes")
-    scenes = sum(isinstance(entry, Scene) for entry in CATALOGUE)
+    scenes = sum(isinstance(entry, Scene) for entry in CATALOG)
     with pytest.raises(ValueError, match=f"{scenes + 1} of"):
         resolve_assets(folder)

@@ -65,14 +65,14 @@ def test_a_cylinder_is_not_as_wide_as_its_bounding_box() -> None:
 
 
 def test_surface_heights_of_turned_boxes() -> None:
-    centres = np.array([[0.0, 0.0, 0.5], [0.5, 0.0, 1.0], [-0.5, 0.0, 1.0]])
+    centers = np.array([[0.0, 0.0, 0.5], [0.5, 0.0, 1.0], [-0.5, 0.0, 1.0]])
     halves = np.array([[1.0, 1.0, 0.1], [0.1, 0.1, 0.1], [0.2, 0.2, 0.01]])
     rotations = np.stack([np.eye(3), Rotation.from_euler("z", 45, degrees=True).as_matrix(), np.eye(3)])
     rotations[2] = Rotation.from_euler("y", 30, degrees=True).as_matrix()
     # on the small turned box, beside it but inside its bounding box, on the slope, and beside everything
     points = np.array([[0.5, 0.05], [0.59, 0.09], [-0.45, 0.0], [3.0, 0.0]])
     slope = 1.0 + 0.01 / np.cos(np.pi / 6) - 0.05 * np.tan(np.pi / 6)
-    np.testing.assert_allclose(surface_heights(centres, rotations, halves, points), [1.1, 0.6, slope, -np.inf])
+    np.testing.assert_allclose(surface_heights(centers, rotations, halves, points), [1.1, 0.6, slope, -np.inf])
 
 
 def test_small_helpers() -> None:
@@ -160,7 +160,7 @@ def test_takes_over_in_the_middle_of_an_episode(simulator: Any) -> None:
 
 
 @pytest.mark.sim
-def test_actions_are_bounded_reproducible_and_labelled(simulator: Any) -> None:
+def test_actions_are_bounded_reproducible_and_labeled(simulator: Any) -> None:
     runs = []
     for _ in range(2):
         simulator.reset("eval", 3, observe=False)

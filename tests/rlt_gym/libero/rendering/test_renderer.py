@@ -137,8 +137,8 @@ def boxes(count, rgba, most=0.08):
         '<geom type="box" group="1" rgba="%s" pos="%s" size="%s" quat="%s"/>'
         % (rgba, *(" ".join(map(str, numbers)) for numbers in row)) for row in rows
     )
-colours = ("0.8 0.2 0.1 1", "0.1 0.3 0.8 1")
-body = "<body><freejoint/>" + "".join(boxes(10, c) for c in colours) + "%s</body>"
+colors = ("0.8 0.2 0.1 1", "0.1 0.3 0.8 1")
+body = "<body><freejoint/>" + "".join(boxes(10, c) for c in colors) + "%s</body>"
 model = mujoco.MjModel.from_xml_string(f'''
 <mujoco>
   <visual><headlight ambient="0.3 0.3 0.3" diffuse="0.5 0.5 0.5"/></visual>
@@ -146,7 +146,7 @@ model = mujoco.MjModel.from_xml_string(f'''
     <light pos="1 1 3" castshadow="false"/>
     <camera name="c" pos="0 -1.2 0.7" xyaxes="1 0 0 0 0.5 0.87"/>
     <geom type="plane" size="3 3 1" rgba="0.4 0.4 0.5 1" group="1"/>
-    {body % boxes(2, "0 1 0 0.5")}{body % boxes(2, colours[0], 0.6)}
+    {body % boxes(2, "0 1 0 0.5")}{body % boxes(2, colors[0], 0.6)}
   </worldbody>
 </mujoco>''')
 data = mujoco.MjData(model)

@@ -5,7 +5,7 @@ dimensions (heights at which things rest, regions that count as "on" or "in", ra
 Everything else is original: no mesh, texture or text of LIBERO's asset files is used.
 
 To add an object: one :class:`~rlt_gym.libero.assets.schema.Asset` (or ``Scene``) in the module where it belongs, and
-its name in :data:`CATALOGUE`. Metres, kilograms, half sizes; z is up.
+its name in :data:`CATALOG`. Meters, kilograms, half sizes; z is up.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from rlt_gym.libero.assets import fixtures, groceries, rooms, tableware
 from rlt_gym.libero.assets.schema import Asset, Scene
 
-CATALOGUE: tuple[Asset | Scene, ...] = (
+CATALOG: tuple[Asset | Scene, ...] = (
     tableware.AKITA_BLACK_BOWL,
     tableware.PLATE,
     tableware.GLAZED_RIM_PORCELAIN_RAMEKIN,

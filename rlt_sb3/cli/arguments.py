@@ -1,0 +1,219 @@
+"""The words of a command line as the parser takes them: files before settings, lists, switches, nested settings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+
+from rlt_sb3.experiment.signatures import type_name
+
+
+@dataclass
+class Words:
+    """
+    A command line in parts.
+
+    :param files: YAML files of ``--config``, in their order; the run in ``--resume`` comes first
+    :param settings: settings that the parser takes
+    :param nested: settings inside a dict of an algorithm, (["rlt", "policy_kwargs", "n_critics"], "2") each
+    """
+
+    files: list[str]
+    settings: list[str]
+    nested: list[tuple[list[str], str]]
+
+    def for_parser(self) -> list[str]:
+        """:return: files, then settings, which override them"""
+        return [word for file in self.files for word in ("--config", file)] + self.settings
+
+
+class _Files(argparse.ArgumentParser):
+    """Finds ``--config`` and ``--resume`` among words that it does not know."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+        self.add_argument("--config", action="append", default=[])
+        self.add_argument("--resume")
+
+    def error(self, message: str) -> NoReturn:
+        """
+        :param message: what is wrong
+        :raises ValueError: with that message
+        """
+        raise ValueError(f"{message[0].upper()}{message[1:]}.")
+
+
+def read_words(args: Sequence[str], config_class: Any, sections: Collection[str] = ()) -> Words:
+    """
+    :param args: the command line after the command
+    :param config_class: the command's dataclass of settings
+    :param sections: names of algorithms, where the command is ``train``
+    :return: its parts
+    :raises ValueError: if a file is missing, cannot be read, or is not a mapping in YAML; if there is no run to resume
+    """
+    found, rest = _Files().parse_known_args(list(args))
+    files = [*found.config]
+    if sections:
+        from rlt_sb3.experiment.config import config_file
+
+        files = [config_file(name) for name in files]
+    if found.resume is not None:
+        files.insert(0, _config_of_run(found.resume))
+        rest += ["--resume", found.resume]
+    for name in files:
+        check_config_file(name, [key for key, hint in get_type_hints(config_class).items() if is_dataclass(hint)])
+    settings, nested = _take_nested(sections, normalize(config_class, rest))
+    return Words(files, settings, nested)
+
+
+def _config_of_run(name: str) -> str:
+    path = Path(name)
+    for folder in (path, path.parent.parent):  # a run, or one of its checkpoints
+        if (folder / "config.yaml").is_file():
+            return str(folder / "config.yaml")
+    raise ValueError(f"There is no run to resume in {path}: --resume takes the folder that `rlt train` wrote.")
+
+
+def check_config_file(name: str, sections: Collection[str] = ()) -> None:
+    """
+    Name the file that cannot be read; the parser does not.
+
+    :param name: path of a YAML file
+    :param sections: settings that hold settings
+    :raises ValueError: if it is missing, a folder, unreadable, not YAML, not a mapping, or if a section is not one
+    """
+    import yaml
+
+    try:
+        with open(name, encoding="utf-8") as file:
+            data = yaml.safe_load(file)
+    except FileNotFoundError as error:
+        raise ValueError(f"There is no file {name!r}.") from error
+    except IsADirectoryError as error:
+        raise ValueError(f"{name!r} is a folder; --config takes a YAML file.") from error
+    except OSError as error:
+        raise ValueError(f"{name!r} cannot be read: {error.strerror}.") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{name} cannot be read as YAML: {' '.join(str(error).split())}.") from error
+    if data is not None and not isinstance(data, dict):
+        raise ValueError(f"{name} must hold settings, 'name: value' in each line; it holds a {type(data).__name__}.")
+    for key in sections:
+        if data and key in data and not isinstance(data[key], dict):
+            raise ValueError(f"{name}: {key} must hold settings, '{key}: {{name: value}}', got {data[key]!r}.")
+
+
+def plain_error(message: str, config_class: Any) -> str:
+    """
+    :param message: the parser's, which lists each type that it has tried
+    :param config_class: the command's dataclass of settings
+    :return: setting, type and value in one sentence; another message as it is, in one line
+    """
+    message = " ".join(message.split())
+    found = re.match(r'Parser key "([\w.]+)": .*(?:Got|Given) value: (.*)$', message)
+    if found is None:
+        return message
+    name, value = found.groups()
+    allowed = type_name(_types(config_class).get(name, dict))
+    return f"{name} must be of type {allowed}, got {value}." if allowed else message
+
+
+def normalize(config_class: Any, args: Sequence[str]) -> list[str]:
+    """
+    Accept forms that people expect of a command line: ``--all-checkpoints`` for ``--all_checkpoints=true``, ``--tasks 0
+    1`` or ``--tasks 0,1`` for ``--tasks=[0,1]``, ``--merge a b`` for ``--merge=["a", "b"]``.
+
+    :param config_class: the command's dataclass of settings
+    :param args: the command line without files
+    :return: the same in the parser's form
+    """
+    types = _types(config_class)
+    out: list[str] = []
+    rest = list(args)
+    while rest:
+        option, equals, value = rest.pop(0).partition("=")
+        if not option.startswith("--"):
+            out.append(option + equals + value)
+            continue
+        key = option[2:].replace("-", "_")
+        hint = types.get(key)
+        following = bool(rest) and not rest[0].startswith("--")
+        if hint is bool and not equals and (not following or rest[0] not in ("true", "false")):
+            value, equals = "true", "="
+        elif get_origin(hint) is list and not equals and following and not rest[0].startswith("["):
+            values: list[str] = []
+            while rest and not rest[0].startswith("--"):
+                values.append(rest.pop(0))
+            value, equals = (f"[{','.join(values)}]" if get_args(hint) == (int,) else json.dumps(values)), "="
+            if key == "merge":
+                out.append("")  # in the place of RUN
+        out.append(f"--{key}{equals}{value}")
+    return out
+
+
+def _types(config_class: Any, prefix: str = "") -> dict[str, Any]:
+    """:return: setting, "env.task_ids" for one of a section -> its type, list[int] for list[int] | None"""
+    found: dict[str, Any] = {}
+    for name, hint in get_type_hints(config_class).items():
+        if is_dataclass(hint):
+            found |= _types(hint, f"{prefix}{name}.")
+        lists = [part for part in get_args(hint) if get_origin(part) is list]
+        found[prefix + name] = lists[0] if lists else hint
+    return found
+
+
+def _take_nested(sections: Collection[str], args: list[str]) -> tuple[list[str], list[tuple[list[str], str]]]:
+    """
+    Take out settings inside a dict of an algorithm, ``--rlt.policy_kwargs.n_critics 2``: the parser would replace the
+    whole dict by this one entry.
+
+    :param sections: names of the algorithms
+    :param args: the command line
+    :return: the other words; the settings as in :class:`Words`
+    """
+    others: list[str] = []
+    nested: list[tuple[list[str], str]] = []
+    rest = list(args)
+    while rest:
+        arg = rest.pop(0)
+        option, equals, value = arg.partition("=")
+        path = option[2:].split(".")
+        if option.startswith("--") and path[0] in sections and len(path) > 2:
+            if not equals and not rest:
+                raise ValueError(f"Argument {option}: expected one argument.")
+            nested.append((path, value if equals else rest.pop(0)))
+        else:
+            others.append(arg)
+    return others, nested
+
+
+def put_nested(settings: dict[str, Any], nested: list[tuple[list[str], str]]) -> None:
+    """
+    Write nested settings into the parser's result.
+
+    :param settings: what the parser found; changed in place
+    :param nested: as in :class:`Words`
+    :raises ValueError: if a setting has no settings inside, or a value is not YAML
+    """
+    if not nested:
+        return
+    from jsonargparse import get_loader
+
+    for path, text in nested:
+        option = f"--{'.'.join(path)}"
+        try:
+            value = get_loader("yaml")(text)
+        except Exception as error:  # the loader's own errors have no class in common
+            raise ValueError(f"{option} {text}: {' '.join(str(error).split())}.") from error
+        inner = settings
+        for place, key in enumerate(path[:-1]):
+            entry = inner.get(key)
+            if entry is not None and not isinstance(entry, dict):
+                raise ValueError(f"{option}: {'.'.join(path[: place + 1])} is {entry!r}, which has no settings.")
+            inner[key] = dict(entry or {})
+            inner = inner[key]
+        inner[path[-1]] = value
