@@ -29,7 +29,7 @@ class GatedPolicy(Protocol):
 
     @property
     def training_actor(self) -> nn.Module:
-        """The actor that practises."""
+        """The actor that practices."""
 
     @property
     def starts_at_vla(self) -> bool:
@@ -49,7 +49,7 @@ class PolicyGate:
     """
     Plays a share of the training episodes without noise, and deploys an actor that has shown itself to be better.
 
-    The actor that practises is worse than the VLA for a while: it follows critics that are still wrong. Whoever uses
+    The actor that practices is worse than the VLA for a while: it follows critics that are still wrong. Whoever uses
     the model does not have to live with that. Noise-free episodes tell what an actor is worth. Noisy ones do not (noise
     shakes free a policy that stands still), nor do those of an actor that changes with every update. So the gate
     compares copies that do not change (safe policy improvement, as in Thomas et al., "High Confidence Policy
@@ -116,7 +116,7 @@ class PolicyGate:
         self.approvals = 0  # actors that were deployed
         self.clock = 0  # vector steps
         self._longest = 0  # longest episode, in vector steps
-        self._practising = self._warned = False
+        self._practicing = self._warned = False
         self.restart(1)
 
     def level(self, number: int) -> float:
@@ -153,7 +153,7 @@ class PolicyGate:
         """A new run begins, maybe in another environment: the VLA plays first again, and nobody is on trial."""
         self.abandon_trial()
         self.baseline, self.deployed, self._longest = Sample(4 * self.window), Sample(), 0
-        self._practising = self._warned = False
+        self._practicing = self._warned = False
 
     def restart(self, n_envs: int) -> None:
         """
@@ -211,7 +211,7 @@ class PolicyGate:
             baseline is complete
         :return: chunks to play (n_envs, ...); those of ``noise_free`` are to be played as they are
         """
-        self._practising |= ready
+        self._practicing |= ready
         if ready and not self.on_trial and self.baseline.complete:
             self.start_trial(policy)
         if self._fresh.any():
@@ -374,7 +374,7 @@ class PolicyGate:
 
     def warn_of_open_baseline(self) -> None:
         """Warn, once, if training has ended before an actor could go on trial."""
-        if self._practising and not self.baseline.complete and not self._warned:
+        if self._practicing and not self.baseline.complete and not self._warned:
             self._warned = True
             warnings.warn(
                 f"No actor has been on trial, so none could be deployed: {len(self.baseline.ended())} noise-free "

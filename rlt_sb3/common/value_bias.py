@@ -11,7 +11,7 @@ from rlt_sb3.common.chunk_outcome import ChunkOutcome
 
 class ValueBias:
     """
-    Mean of Q(s0, a0) minus the realised discounted return over recent episodes; counts control steps on the way.
+    Mean of Q(s0, a0) minus the realized discounted return over recent episodes; counts control steps on the way.
 
     Over-estimation is how this kind of training fails: critics promise success for actions that never had any, the
     actor follows, the success rate falls. The gap shows it before the success rate does. Episodes that run into the
@@ -97,7 +97,7 @@ class ValueBias:
         if self.streak >= self.patience and not self.warned:
             self.warned = True
             warnings.warn(
-                f"Q at episode starts has been above the realised discounted return, by {mean:.2f} on average, for "
+                f"Q at episode starts has been above the realized discounted return, by {mean:.2f} on average, for "
                 f"{self.streak} episodes: the critics over-estimate and the actor may follow them away from the VLA. "
                 "Raise bc_coef, n_steps, n_critics or learning_starts, or lower utd.",
                 stacklevel=2,

@@ -367,7 +367,7 @@ class RLTPolicy(TD3Policy):
     @property
     def training_actor(self) -> RLTActor:
         """
-        The actor that practises. The online one swings from one update to the next, far enough to lose whole tasks for
+        The actor that practices. The online one swings from one update to the next, far enough to lose whole tasks for
         a while; its slow copy averages that out.
         """
         return self.actor_target if self.act_with == "target" else self.actor
@@ -378,7 +378,7 @@ class RLTPolicy(TD3Policy):
         return self.actor_mode == "residual"
 
     def start_trial(self) -> None:
-        """The actor that practises goes on trial, as it is now."""
+        """The actor that practices goes on trial, as it is now."""
         self.actor_on_trial.load_state_dict(self.training_actor.state_dict())
 
     def set_critic_precision(self, precision: str) -> None:

@@ -1,7 +1,7 @@
 """Which triangles of a mesh can reach a picture, without drawing them.
 
 Official LIBERO scenes have 200 k triangles for 16 k pixels: most of those that face the camera lie between the points
-at which OpenGL samples the picture and draw nothing, yet software OpenGL lights and rasterises each of them.
+at which OpenGL samples the picture and draw nothing, yet software OpenGL lights and rasterizes each of them.
 """
 
 from __future__ import annotations

@@ -360,7 +360,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ChunkBatch:  # type: ignore[override]
         """
         :param batch_size: number of rows
-        :param env: must be None; normalised rewards would not fit the per-step rewards
+        :param env: must be None; normalized rewards would not fit the per-step rewards
         :return: batch with ``rewards`` (B, 1) = n-chunk returns, ``discounts`` (B, 1), ``dones`` (B, 1)
         :raises ValueError: if the buffer is empty
         """

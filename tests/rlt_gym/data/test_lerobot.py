@@ -146,7 +146,7 @@ def test_episodes_are_read_as_libero_gave_them(tmp_path, version, names, video):
                 frames = demo.frames(camera, stride)
                 wanted = np.stack([picture(number, t, camera == "wrist") for t in range(0, length, stride)])
                 assert frames.dtype == np.uint8 and frames.shape == wanted.shape
-                # lossy video: a neighbouring frame differs by 12
+                # lossy video: a neighboring frame differs by 12
                 limit = 5 if video else 0
                 inner = np.abs(frames.astype(int) - wanted)[:, 2:-2, 2:-2]
                 assert (
