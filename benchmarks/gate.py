@@ -55,9 +55,11 @@ class Copies:
         self.training = self.on_trial = self.deployed = actor
 
     def start_trial(self) -> None:
+        """Put a copy of the training actor on trial."""
         self.on_trial = self.training
 
     def deploy(self, parameters: dict[str, Player]) -> None:
+        """Deploy a player."""
         self.deployed = parameters["player"]
 
     actor_on_trial = property(lambda self: Actor(self.on_trial))
@@ -72,9 +74,11 @@ class Actor:
         self.player = player
 
     def __call__(self, observation: th.Tensor) -> th.Tensor:
+        """Return the observation; the players only stand for actors."""
         return observation
 
     def state_dict(self) -> dict[str, Player]:
+        """Return the player."""
         return {"player": self.player}
 
 
@@ -139,7 +143,7 @@ def run(
 
 
 def improving(progress: float) -> Player:
-    """Starts at 63 %, falls to 20 % in the first fifth of a run, and rises to 95 % by three fifths."""
+    """Return a success rate of 63 % at the start, 20 % after a fifth of the run, and 95 % from three fifths on."""
     return Player(float(np.interp(progress, [0.0, 0.2, 0.6], [0.63, 0.2, 0.95])))
 
 

@@ -80,6 +80,7 @@ def operations(model: TD3, batch: int, updates: int = 4) -> float:
 
 
 def main() -> None:
+    """Time the updates and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dims", type=int, nargs="+", default=[192, 2048], help="widths of z_rl")
     parser.add_argument("--batches", type=int, nargs="+", default=[256, 1024])

@@ -32,6 +32,8 @@ ROOT = Path(__file__).parent.parent
 
 def summary(run: Path) -> dict[str, Any]:
     """
+    Read what the table and the figure show of a run.
+
     :param run: folder of a finished run
     :return: what the table and the figure show of it
     """
@@ -103,6 +105,8 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 def figure(runs: list[dict[str, Any]], path: Path) -> None:
     """
+    Draw the learning curves of all tasks.
+
     :param runs: summaries
     :param path: where the picture goes
     """
@@ -140,6 +144,7 @@ def figure(runs: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
+    """Write the table and the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path, help="folders of finished runs")
     parser.add_argument("--draw", action="store_true", help="only table and figure of the JSON file")

@@ -136,6 +136,7 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
+    """Measure the workers and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-envs", type=int, default=4)
     parser.add_argument("--envs", type=numbers, help="memory of training with 1,8,32 environments")

@@ -31,6 +31,8 @@ def rate(evaluation: Evaluation) -> str:
 
 def row(run: Path) -> str:
     """
+    Make a run's line of the table.
+
     :param run: folder of a finished run
     :return: its line of the table
     """
@@ -51,6 +53,8 @@ def row(run: Path) -> str:
 
 def put(table: str, text: str) -> str:
     """
+    Put a table between the marks of a text.
+
     :param table: new contents
     :param text: of README
     :return: the text with the contents between the marks
@@ -64,6 +68,7 @@ def put(table: str, text: str) -> str:
 
 
 def main() -> None:
+    """Print or write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
     parser.add_argument("--write", action="store_true", help="write into README.md instead of printing")

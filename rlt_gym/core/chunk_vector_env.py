@@ -282,6 +282,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Infos]:
         """
+        Begin new episodes in all environments, or in those that ``reset_mask`` selects.
+
         :param seed: Seed s of the training split's initial states; a list must be s, s + 1, ..., one per environment.
             ``None`` (or a list of it) keeps the present one.
         :param options: ``init_states`` switches the split; ``reset_mask`` (bool (num_envs,)) resets a part;

@@ -54,6 +54,8 @@ class MemberAccess:
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """
+        Read an attribute of every member.
+
         :param name: As for :meth:`call`.
         :return: One value for each member.
         :raises AttributeError: There is none of that name.

@@ -27,8 +27,9 @@ def _first(info: dict[str, Any]) -> dict[str, Any]:
 
 def arguments_of_one(kwargs: dict[str, Any]) -> dict[str, Any]:
     """
-    Arguments of the vector environment below a :class:`SingleEnv`. Call this first in an entry point of
-    ``gymnasium.make``.
+    Make the arguments of the vector environment below a :class:`SingleEnv`.
+
+    Call this first in an entry point of ``gymnasium.make``.
 
     ``max_episode_steps`` of ``gymnasium.make`` is added to them, so that it counts control steps there as well.
     Gymnasium keeps that argument from entry points and wraps the environment in a ``TimeLimit``, which counts actions,

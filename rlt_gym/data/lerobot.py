@@ -232,7 +232,7 @@ class LeRobotDemo:
         return int(self.row["episode_index"]) // int(self.folder.info.get("chunks_size", 1000))
 
     def _read(self, *columns: str) -> Any:
-        """The episode's rows of those columns that there are."""
+        """Read those of the columns that the episode's file has."""
         folder, index = self.folder, int(self.row["episode_index"])
         if folder.version == 2:
             where = {"episode_chunk": self._chunk, "episode_index": index}
@@ -253,7 +253,7 @@ class LeRobotDemo:
         return np.asarray(self._table[self.folder.columns[what]].to_pylist(), dtype=np.float32)
 
     def _picture(self, cell: Mapping[str, Any]) -> io.BytesIO | Path:
-        """A picture is kept as the bytes of a PNG, or as a path."""
+        """Decode a picture, which is stored as the bytes of a PNG or as a path."""
         return io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else self.folder.path / cell["path"]
 
     def _video(self, column: str) -> Iterator[np.ndarray]:

@@ -22,7 +22,7 @@ class Intervenor(Protocol):
 
     def reset(self, simulator: Any, rng: np.random.Generator) -> None:
         """
-        An episode begins. Optional.
+        Prepare for a new episode. Optional.
 
         :param simulator: The worker's :class:`~rlt_gym.libero.worker.simulator.LiberoSimulator`, in the
             episode's first state.
@@ -140,7 +140,7 @@ class ScriptedTakeover:
         noise: float = 0.0,
     ) -> None:
         """
-        The checks of the constructor, which the environment makes before it starts a worker.
+        Check the constructor's arguments; the environment calls this before it starts a worker.
 
         :param stall: See the class.
         :param deadline: See the class.

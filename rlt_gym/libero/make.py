@@ -37,6 +37,8 @@ def make_libero(**kwargs: Any) -> SingleEnv:
 
 def _penalty_arguments(gripper_penalty: float | Mapping[str, Any]) -> dict[str, Any]:
     """
+    Turn the argument ``gripper_penalty`` into arguments of the wrapper.
+
     :param gripper_penalty: The cost, or keyword arguments of :class:`~rlt_gym.core.wrappers.GripperPenalty`.
     :return: The keyword arguments.
     :raises ValueError: An unknown argument, or a value out of range.

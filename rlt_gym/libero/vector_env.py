@@ -41,7 +41,7 @@ def _resident_tasks(num_tasks: int, num_envs: int) -> int:
 
 
 def _frame_of(observation: dict[str, np.ndarray]) -> np.ndarray:
-    """An upright frame from an observation, where the simulator that could draw it is gone."""
+    """Take an upright frame from an observation; the simulator that could draw it is gone."""
     picture = observation["agentview"][::-1]
     index = np.arange(FRAME_SIZE) * len(picture) // FRAME_SIZE
     return picture[index][:, index]
@@ -253,9 +253,10 @@ class LiberoVectorEnv(ChunkVectorEnv):
 
     def call_workers(self, function: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
         """
-        Run ``module:name`` of this package on the simulators, e.g. to record a scripted expert. The episodes that the
-        simulators were playing are lost: call :meth:`reset` before the next :meth:`step`. A call may play a whole
-        episode, so it may take ten times ``worker_timeout``.
+        Run a function ``module:name`` of this package on the simulators, e.g. to record a scripted expert.
+
+        The episodes that the simulators were playing are lost: call :meth:`reset` before the next :meth:`step`. A call
+        may play a whole episode, so it may take ten times ``worker_timeout``.
 
         :param function: Its first parameter is the worker's simulator.
         :param arguments: One dict per worker used (at most ``num_envs``): ``task_id`` and ``arguments``.

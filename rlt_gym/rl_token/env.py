@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
     """
-    Replaces the pictures of a raw vector environment by what stage 2 of the RL-token method reads: ``z_rl`` (D,),
-    ``vla_ref`` (C, d), the first C actions of the VLA's chunk, and raw ``proprio`` (P,), all float32.
+    Turns the pictures of a raw vector environment into RL tokens and the VLA's reference chunks.
+
+    Observations are what stage 2 of the RL-token method reads: ``z_rl`` (D,), ``vla_ref`` (C, d), the first C actions
+    of the VLA's chunk, and raw ``proprio`` (P,), all float32.
 
     ``env.metadata["robot"]`` (:class:`~rlt_gym.core.robot_spec.RobotSpec`) says which cameras there are, how many
     numbers ``proprio`` has and how many an action has; the VLA gets the pictures that its own specification names.

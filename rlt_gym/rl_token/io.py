@@ -77,8 +77,9 @@ def load_rl_token(
 
 def frozen_fingerprint(vla: FrozenVLA, encoder: Encoder) -> dict[str, str]:
     """
-    Hashes of the weights on which observations depend. A policy must not be used with other weights than it was trained
-    with.
+    Hash the weights on which observations depend.
+
+    A policy must not be used with other weights than those it was trained with.
 
     :param vla: The frozen VLA.
     :param encoder: The RL-token encoder.
@@ -159,7 +160,7 @@ def _read(path: Path) -> RLTokenEncoder:
 
 def shipped_rl_token(vla: FrozenVLA | None) -> RLTokenEncoder:
     """
-    The RL token that was shipped for a VLA, from the folders that registered VLAs name.
+    Find the RL token that was shipped for a VLA, in the folders that registered VLAs name.
 
     :param vla: The VLA.
     :return: The encoder.

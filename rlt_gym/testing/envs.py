@@ -90,6 +90,8 @@ class _FakeVectorEnv(InProcessVectorEnv):
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """
+        Begin new episodes.
+
         :param seed: one seed s (sub-environment i gets s + i) or the list of them
         :param options: see :class:`~rlt_gym.core.chunk_vector_env.ChunkVectorEnv`
         :return: observations and infos
@@ -109,8 +111,9 @@ class _FakeVectorEnv(InProcessVectorEnv):
 
 class FakeLiberoVectorEnv(_FakeVectorEnv):
     """
-    Has the spaces, infos and automatic resets of ``LIBERO-v0``; observations are counters, so that an error by one
-    shows.
+    A stand-in with the spaces, infos and automatic resets of ``LIBERO-v0``.
+
+    Observations are counters, so that an error by one shows.
 
     ``agentview`` is filled with the number of control steps of the episode (mod 256), ``wrist`` with ``init_index``,
     ``proprio`` is (control steps, init_index, sub-environment, 0, ...). Actions do nothing: episodes with an even

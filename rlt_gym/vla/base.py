@@ -209,7 +209,7 @@ class FrozenVLA(Protocol):
 
 def forward_seed(noise_seed: int, step: int) -> int:
     """
-    What :meth:`FrozenVLA.forward` gets as the seed of a row.
+    Compute the seed that :meth:`FrozenVLA.forward` gets for a row.
 
     :param noise_seed: What the infos of the environment say about the episode.
     :param step: Control steps of the episode before the observation.

@@ -103,6 +103,8 @@ class WorkerClient:
 
     def limit(self, patience: float = 1.0, building: bool = False) -> Limit:
         """
+        Compute the time limit of an answer.
+
         :param patience: How many times the usual timeout to wait.
         :param building: Whether simulators are built for the first time.
         :return: The time that an answer may take from now on.
@@ -114,7 +116,7 @@ class WorkerClient:
 
     def fileno(self) -> int:
         """
-        What ``select.poll`` watches for an answer.
+        Return what ``select.poll`` watches for an answer.
 
         :return: Descriptor of the socket, -1 once closed.
         """

@@ -26,6 +26,8 @@ _MAX_DEVICES = 64
 @dataclass(frozen=True)
 class GLChoice:
     """
+    How to draw: the library and the device.
+
     :param backend: Value of ``MUJOCO_GL``.
     :param egl_device: Index of the EGL device (``MUJOCO_EGL_DEVICE_ID``), or ``None`` for the first that works.
     """
@@ -99,7 +101,7 @@ def query_cuda_indices(egl: Any) -> list[int | None]:
 
 def main(argument: str) -> None:
     """
-    The trial: ``launch.py rlt_gym.workers.gl CUDA_INDEX`` prints what it found as JSON.
+    Run the trial: ``launch.py rlt_gym.workers.gl CUDA_INDEX`` prints what it found as JSON.
 
     :param argument: Number of the GPU in CUDA's order.
     """
@@ -125,6 +127,8 @@ def main(argument: str) -> None:
 @functools.lru_cache(maxsize=None)
 def try_egl(python: str, cuda: int) -> dict[str, Any]:
     """
+    Try to draw on a GPU, in a process that may crash.
+
     :param python: Interpreter of the workers.
     :param cuda: GPU to draw on, in CUDA's order.
     :return: ``ok``; the EGL ``device`` index; ``cuda`` numbers of all EGL devices; ``renderer`` or ``error``.

@@ -33,9 +33,11 @@ _LOG_BYTES = 4 << 20
 
 class Worker:
     """
-    Answers the vector environment's messages. Keeps the simulator of each task it has played, since a model takes
-    seconds to build, up to ``resident`` of them (some 300 MB each for LIBERO). Simulators that a zygote built before do
-    not count until they are used, since their memory is the zygote's.
+    Answers the vector environment's messages.
+
+    It keeps the simulator of each task that it has played, since a model takes seconds to build, up to ``resident`` of
+    them (some 300 MB each for LIBERO). Simulators that a zygote built before do not count until they are used, since
+    their memory is the zygote's.
 
     :param settings: What the owner says, see :class:`~rlt_gym.workers.backend.WorkerSettings`.
     :param pictures: Where observations are left.
@@ -118,6 +120,8 @@ class Worker:
 
     def _filming(self, choose: Choose | None, frames: list[np.ndarray]) -> Choose:
         """
+        Add filming to the function that chooses actions.
+
         :param choose: Decides about each control step; ``None``: the chunk does.
         :param frames: Gets a frame before each control step but the first.
         :return: To be asked instead of ``choose``.
@@ -203,7 +207,7 @@ def run(
     simulators: dict[int, Simulator] | None = None,
 ) -> None:
     """
-    The whole life of a worker process; does not return.
+    Run a worker process from beginning to end; does not return.
 
     :param channel_fd: This end of the socket for messages.
     :param lifeline_fd: This end of the socket that tells of the owner's end.

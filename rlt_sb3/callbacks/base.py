@@ -20,6 +20,8 @@ class StatefulCallback(BaseCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """
+        Return what a resumed run needs to know.
+
         :return: plain data that JSON can hold
         """
         return {}

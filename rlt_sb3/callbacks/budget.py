@@ -74,6 +74,8 @@ class BudgetCallback(StatefulCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """
+        Return what a resumed run needs to know.
+
         :return: control steps, episodes and minutes of training so far
         """
         # before the first step no minutes have been used: they begin with training
@@ -82,6 +84,8 @@ class BudgetCallback(StatefulCallback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
+        Continue counting where the saved run stopped.
+
         :param state: from :meth:`state_dict`
         """
         self.control_steps, self.episodes = state["control_steps"], state["episodes"]

@@ -77,12 +77,16 @@ class RunCheckpointCallback(StatefulCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """
+        Return what a resumed run needs to know.
+
         :return: how often new episodes were begun, and the chunks at the last checkpoint
         """
         return {"restarts": self.restarts, "saved": self.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
+        Continue where the saved run stopped.
+
         :param state: from :meth:`state_dict`
         """
         self.restarts, self.saved = state["restarts"], state["saved"]

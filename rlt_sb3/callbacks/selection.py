@@ -40,6 +40,8 @@ class SelectionPoint:
 
     def to_dict(self) -> dict[str, Any]:
         """
+        Convert the point for JSON.
+
         :return: plain data for JSON
         """
         candidate = None if self.candidate is None else self.candidate.to_dict()
@@ -48,6 +50,8 @@ class SelectionPoint:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> SelectionPoint:
         """
+        Read a point from JSON.
+
         :param data: from :meth:`to_dict`
         """
         played = {key: data.get(key) for key in ("evaluation", "candidate")}
@@ -114,7 +118,11 @@ class SelectionCallback(StatefulCallback):
         return self.model.num_timesteps // self.every > self.last // self.every
 
     def keep(self, result: Evaluation) -> None:
-        """Make the present model the best one."""
+        """
+        Save the present model as the best one.
+
+        :param result: its evaluation
+        """
         self.best, self.best_chunks = result, self.model.num_timesteps
         with replacing(self.best_path) as temporary, temporary.open("wb") as file:
             self.model.save(file)
@@ -197,11 +205,18 @@ class SelectionCallback(StatefulCallback):
             gate.abandon_trial()  # the actor on trial was put back as well
 
     def below_vla(self, result: Evaluation) -> bool:
-        """Whether the success rate fell below the frozen VLA's interval on the same states."""
+        """
+        Compare an evaluation with the frozen VLA's on the same states.
+
+        :param result: an evaluation
+        :return: whether its success rate is below the VLA's interval
+        """
         return result.rate < self.baseline.interval[0]
 
     def state_dict(self) -> dict[str, Any]:
         """
+        Return what a resumed run needs to know.
+
         :return: all evaluations so far, the best one, and when it was
         """
         return {
@@ -212,6 +227,8 @@ class SelectionCallback(StatefulCallback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
+        Continue where the saved run stopped.
+
         :param state: from :meth:`state_dict`
         """
         self.points = [SelectionPoint.from_dict(point) for point in state["points"]]
@@ -221,6 +238,8 @@ class SelectionCallback(StatefulCallback):
 
 def same_actors(policy: Any) -> bool:
     """
+    Compare the practicing actor with the deployed one.
+
     :param policy: a :class:`~rlt_sb3.common.policy_gate.GatedPolicy`
     :return: whether the practicing actor is the deployed one
     """
@@ -230,6 +249,8 @@ def same_actors(policy: Any) -> bool:
 
 def without_frames(point: SelectionPoint) -> SelectionPoint:
     """
+    Drop the films of a selection point.
+
     :param point: its evaluations may hold films
     :return: the same without them
     """

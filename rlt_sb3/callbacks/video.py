@@ -15,8 +15,9 @@ from rlt_sb3.common.vec_env import metadata_of
 
 class VideoCallback(StatefulCallback):
     """
-    Films every n-th training episode in ``videos/train-<episode>-<success|failure>.mp4``: the first picture and one
-    after every control step. An environment without ``film``
+    Films every n-th training episode in ``videos/train-<episode>-<success|failure>.mp4``.
+
+    A film has the first picture and one after every control step. An environment without ``film``
     (:meth:`rlt_gym.core.chunk_vector_env.ChunkVectorEnv.film`) gives one picture before each chunk and one of the end.
 
     Only environments whose episode is filmed draw inside their chunks, and none draws while no film is taken. An
@@ -100,12 +101,16 @@ class VideoCallback(StatefulCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """
+        Return what a resumed run needs to know.
+
         :return: how many training episodes have begun
         """
         return {"episodes": self.episodes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
+        Continue counting where the saved run stopped.
+
         :param state: from :meth:`state_dict`
         """
         self.restart()

@@ -15,6 +15,8 @@ SHOWN = (2, 8)
 
 def default_text(value: Any) -> str:
     """
+    Write a default as a configuration file has it.
+
     :param value: a default
     :return: how a configuration file has it
     """
@@ -42,6 +44,8 @@ def _describe(setting: Setting, default: Any, note: str = "") -> str:
 
 def algorithm_help(name: str) -> str:
     """
+    Write the help on an algorithm's settings.
+
     :param name: a registered algorithm
     :return: a heading and all settings of its section, with type, default and description
     """

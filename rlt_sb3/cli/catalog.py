@@ -22,6 +22,8 @@ def suites() -> dict[str, str]:
 
 def tasks(suite: str) -> dict[str, str]:
     """
+    List the tasks of a suite.
+
     :param suite: Name of the suite.
     :return: Task -> instruction.
     :raises ValueError: Unknown suite.

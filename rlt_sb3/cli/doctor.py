@@ -59,6 +59,8 @@ _WORKER_IMPORTS = (
 @dataclass
 class DoctorConfig:
     """
+    Settings of ``rlt doctor``.
+
     :param assets: assets to play with: auto, official, embedded or a folder
     :param suites: suites to play 20 control steps of; none for no rollout
     """
@@ -70,6 +72,8 @@ class DoctorConfig:
 @dataclass
 class Finding:
     """
+    What one check has found.
+
     :param ok: Whether training can run in spite of it.
     :param text: What was found.
     :param fix: A command or a sentence that mends it; also given for what is merely worth knowing.
@@ -129,7 +133,12 @@ def check_gl() -> Iterator[Finding]:
 
 
 def check_assets(assets: str) -> Iterator[Finding]:
-    """Where the official assets were looked for, and which ones are in use."""
+    """
+    Report where the official assets were looked for, and which assets are in use.
+
+    :param assets: auto, official, embedded or a folder
+    :return: what was found
+    """
     from rlt_gym.libero.assets.resolve import missing_files, official_locations, resolve_assets
 
     for what, folder in official_locations():
@@ -172,7 +181,7 @@ def check_places() -> Iterator[Finding]:
 
 
 def check_interpreter() -> Iterator[Finding]:
-    """The interpreter that workers run under."""
+    """Check the interpreter that workers run under."""
     path = os.path.expanduser(os.environ.get("RLT_WORKER_PYTHON", sys.executable))
     what = "RLT_WORKER_PYTHON" if "RLT_WORKER_PYTHON" in os.environ else "this interpreter"
     try:
@@ -188,7 +197,13 @@ def check_interpreter() -> Iterator[Finding]:
 
 
 def check_rollouts(assets: str, suites: list[str]) -> Iterator[Finding]:
-    """Twenty control steps of each suite's first task in a worker, with pictures."""
+    """
+    Play twenty control steps of each suite's first task in a worker, with pictures.
+
+    :param assets: auto, official, embedded or a folder
+    :param suites: names of suites
+    :return: what was found
+    """
     from rlt_gym.libero.vector_env import LiberoVectorEnv
 
     for suite in suites:
@@ -263,6 +278,7 @@ def doctor(config: DoctorConfig) -> None:
     """
     Print what was found, then what to do.
 
+    :param config: settings of the command
     :raises ValueError: An unknown suite.
     :raises SystemExit: With status 1 if training cannot run.
     """

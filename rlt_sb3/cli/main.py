@@ -1,6 +1,8 @@
 """
-The ``rlt`` command. A subcommand is a dataclass of settings and a function, in :mod:`rlt_gym` or :mod:`rlt_sb3`: the
-command line may import both packages. It names them as texts, and imports only those of the subcommand in use.
+The ``rlt`` command.
+
+A subcommand is a dataclass of settings and a function, in :mod:`rlt_gym` or :mod:`rlt_sb3`: the command line may import
+both packages. It names them as texts, and imports only those of the subcommand in use.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ def _columns(names: Mapping[str, str]) -> list[str]:
 
 
 def usage() -> str:
-    """What ``rlt --help`` prints; needs no import."""
+    """Write what ``rlt --help`` prints, without importing the subcommands."""
     return "\n".join(
         [
             "usage: rlt COMMAND [--config FILE.yaml] [--setting VALUE ...]",

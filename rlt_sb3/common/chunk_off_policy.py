@@ -257,6 +257,8 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
 
 def check_names(given: Mapping[str, Any] | None, owner: type, algorithm: str, setting: str = "") -> None:
     """
+    Refuse keyword arguments that a class does not have.
+
     :param given: keyword arguments
     :param owner: the class that takes them
     :param algorithm: name for the message
@@ -276,6 +278,8 @@ def check_names(given: Mapping[str, Any] | None, owner: type, algorithm: str, se
 
 def check_saved_format(path: str | pathlib.Path | io.BufferedIOBase) -> None:
     """
+    Refuse a model that another version of rlt has saved.
+
     :param path: a saved model
     :raises ValueError: if it was saved by another version of rlt (or by another algorithm)
     """

@@ -50,7 +50,7 @@ class ChunkOutcome:
     @classmethod
     def complete(cls, action: np.ndarray, reward: float, **told: Any) -> ChunkOutcome:
         """
-        A complete chunk, of an environment that tells nothing of its control steps.
+        Make the outcome of a complete chunk, for an environment that reports nothing about its control steps.
 
         :param action: the chunk (C, d); an action of another shape counts as one control step
         :param reward: its reward, taken as earned in the first control step; a positive one as a success
@@ -113,7 +113,9 @@ def outcomes_of(
     rewards: np.ndarray,
 ) -> list[ChunkOutcome]:
     """
-    The outcomes that a vector step's infos carry; those of other bridges than GymnasiumVecEnv are made here.
+    Take the outcomes of one vector step from its infos.
+
+    Infos of bridges other than GymnasiumVecEnv have no outcome; it is made here.
 
     :param infos: one per sub-environment
     :param actions: chunks that were asked for (n_envs, C, d)
@@ -128,7 +130,7 @@ def outcomes_of(
 
 def mean_over_chunks(outcomes: Sequence[ChunkOutcome]) -> dict[str, float]:
     """
-    What the outcomes of one vector step say besides the reward, for the log.
+    Average what the outcomes of one vector step say besides the reward, for the log.
 
     :param outcomes: one per sub-environment
     :return: of what there is: ``intervention``, share of the executed control steps that someone else chose;

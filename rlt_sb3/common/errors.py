@@ -9,6 +9,8 @@ class RunError(RuntimeError):
 
 def unknown_settings(label: str, unknown: Collection[str], known: Collection[str]) -> str:
     """
+    Write the error message about settings that do not exist.
+
     :param label: name of the algorithm
     :param unknown: names that were given and that it does not have
     :param known: names of its settings

@@ -45,6 +45,8 @@ def check_run(run: Path, stored: Fingerprint | None, present: Fingerprint | None
 
 def of_run(run: Path) -> Fingerprint | None:
     """
+    Read the fingerprint in a run's results.
+
     :param run: folder of a run
     :return: what its results say, ``None`` if they say nothing
     """

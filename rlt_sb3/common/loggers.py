@@ -16,8 +16,10 @@ from rlt_sb3.common.files import replacing
 
 class CSVWriter(KVWriter):
     """
-    metrics.csv: one row per logged step, flushed, so that a killed run keeps it; steps increase strictly (what is
-    logged twice for one step becomes one row).
+    Writes metrics.csv, one row per logged step.
+
+    Each row is flushed, so that a killed run keeps it. Steps increase strictly: what is logged twice for one step
+    becomes one row.
 
     Stable-Baselines3's own writer begins an empty file, and writes two rows for a step that is logged twice.
 
@@ -42,6 +44,8 @@ class CSVWriter(KVWriter):
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """
+        Write the numbers and texts of one step.
+
         :param key_values: what to log; only numbers and texts
         :param key_excluded: keys that some formats leave out
         :param step: chunks so far
@@ -85,6 +89,8 @@ class CSVWriter(KVWriter):
 
 class TensorBoardWriter(TensorBoardOutputFormat):
     """
+    Writes TensorBoard logs that a resumed run can continue.
+
     :param folder: of the event files
     :param last_step: where a resumed run goes on: later steps of older event files are hidden
     """
@@ -98,6 +104,8 @@ class TensorBoardWriter(TensorBoardOutputFormat):
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """
+        Write the values of one step.
+
         :param key_values: what to log
         :param key_excluded: not heeded: what Stable-Baselines3 keeps from TensorBoard is in metrics.csv, too
         :param step: chunks so far
@@ -126,6 +134,8 @@ class WandbWriter(KVWriter):
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """
+        Send the numbers of one step to W&B.
+
         :param key_values: what to log; only numbers
         :param key_excluded: keys that some formats leave out
         :param step: chunks so far
@@ -141,6 +151,8 @@ class WandbWriter(KVWriter):
 
 def import_wandb() -> Any:
     """
+    Import the package wandb.
+
     :return: the module
     :raises ValueError: if it is not installed; says how to get it
     """

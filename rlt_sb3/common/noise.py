@@ -12,6 +12,8 @@ SPREADS, LOWEST_UNIT, HIGHEST_UNIT = 8.0, 0.2, 1.0
 
 def unit_from_spread(chunks: np.ndarray) -> np.ndarray:
     """
+    Measure one unit of action by the spread of the VLA's actions.
+
     :param chunks: actions of the VLA in [-1, 1], (N, C, d)
     :return: one unit of action per dimension (d,), from the spread that the VLA's actions have
     """

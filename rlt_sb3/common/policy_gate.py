@@ -39,7 +39,11 @@ class GatedPolicy(Protocol):
         """Copy the training actor to ``actor_on_trial``."""
 
     def deploy(self, parameters: Mapping[str, Any]) -> None:
-        """Give ``actor_deployed``, which ``predict`` plays, these parameters."""
+        """
+        Give ``actor_deployed``, which ``predict`` plays, these parameters.
+
+        :param parameters: an actor's state dict
+        """
 
 
 AnyEvaluation = TypeVar("AnyEvaluation")
@@ -121,6 +125,8 @@ class PolicyGate:
 
     def level(self, number: int) -> float:
         """
+        Compute the significance level of a test.
+
         :param number: of the confirmation, or of the audition, since the last deployment; from 1
         :return: its level; all of them add up to half of the budget
         """
@@ -150,14 +156,14 @@ class PolicyGate:
     # ---------------------------------------------------------------- which actor plays
 
     def begin(self) -> None:
-        """A new run begins, maybe in another environment: the VLA plays first again, and nobody is on trial."""
+        """Begin a new run: the VLA plays its baseline episodes first, and no actor is on trial."""
         self.abandon_trial()
         self.baseline, self.deployed, self._longest = Sample(4 * self.window), Sample(), 0
         self._practicing = self._warned = False
 
     def restart(self, n_envs: int) -> None:
         """
-        New episodes begin in all environments; the running ones do not count.
+        Begin new episodes in all environments; the running ones do not count.
 
         Neither do others of the unfinished samples that started when they could still be running.
 
@@ -187,13 +193,15 @@ class PolicyGate:
 
     def plays_vla(self, policy: GatedPolicy) -> bool:
         """
+        Tell whether ``predict`` plays the VLA's chunks.
+
         :param policy: the policy
         :return: whether what is deployed plays the VLA's own chunks
         """
         return self.none_deployed and policy.starts_at_vla
 
     def play_vla(self) -> None:
-        """The VLA's own chunks are played everywhere, without noise: all episodes that begin can be its baseline."""
+        """Play the VLA's own chunks without noise in all environments; all new episodes can be its baseline."""
         self._take_seats(np.ones(self.n_envs, dtype=bool), "vla")
         self.noise_free = np.ones(self.n_envs, dtype=bool)
 
@@ -245,7 +253,7 @@ class PolicyGate:
         self.candidates += 1
 
     def abandon_trial(self) -> None:
-        """The actor on trial is that no longer; its running episodes become practice. The next one has its turn."""
+        """End the trial without a decision; its running episodes become practice, and the next actor can be tried."""
         self.on_trial = self.screened = False
         self.trials = Sample()
         for env in np.flatnonzero(self.player == "actor"):

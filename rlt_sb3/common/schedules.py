@@ -29,6 +29,8 @@ class ChunkSchedule:
 
     def __call__(self, collected: int) -> float:
         """
+        Compute the value after a number of chunks.
+
         :param collected: chunks so far
         :return: the value now
         """

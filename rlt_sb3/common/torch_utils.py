@@ -24,6 +24,8 @@ class AntiWindupClamp(th.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: th.Tensor) -> th.Tensor:
         """
+        Clamp to [-1, 1].
+
         :param x: any shape
         :return: x limited to [-1, 1]; inside exactly x
         """
@@ -33,6 +35,8 @@ class AntiWindupClamp(th.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: th.Tensor) -> th.Tensor:
         """
+        Drop gradients whose descent step would move a saturated unit further outside.
+
         :param grad: gradient of the output
         :return: gradient of the input
         """
@@ -74,6 +78,8 @@ class EnsembleMLP(nn.Module):
         self, x: th.Tensor, members: th.Tensor | slice | None = None, actions: th.Tensor | None = None
     ) -> th.Tensor:
         """
+        Evaluate members of the ensemble.
+
         :param x: inputs (B, input_dim), or their first part if ``actions`` are given
         :param members: indices of the members to evaluate; all by default
         :param actions: the last part of the inputs. Where the weights get no gradient it has a product of its own: no
@@ -106,6 +112,8 @@ class EnsembleMLP(nn.Module):
 
 def times_per_dimension(chunks: th.Tensor, factor: Any) -> th.Tensor:
     """
+    Multiply every control step's action by a factor.
+
     :param chunks: flat chunks (B, C*d)
     :param factor: a number, or one per action dimension (d,)
     :return: the chunks, every step's actions times the factor

@@ -54,7 +54,7 @@ class Sample:
 
     def start(self, now: int) -> Trial:
         """
-        An episode starts.
+        Add an episode that starts now.
 
         :param now: the vector step
         :return: the episode, to be told what happens
@@ -68,6 +68,8 @@ class Sample:
 
     def ended(self, n: int | None = None) -> list[Trial]:
         """
+        List the episodes that have ended.
+
         :param n: of the first so many that have started; None: of all
         :return: episodes that have ended
         """
@@ -75,6 +77,8 @@ class Sample:
 
     def count(self, task: int | None = None) -> tuple[int, int]:
         """
+        Count successes and episodes.
+
         :param task: None: all
         :return: successes, and episodes that have ended
         """
@@ -83,6 +87,8 @@ class Sample:
 
     def until(self, last: int) -> Sample:
         """
+        Take the sample that is left if the running episodes are cut off.
+
         :param last: vector step
         :return: the sample that is left if the running episodes are cut off: all of it if it is complete, else what
             was started up to then. To drop the running episodes alone would leave the short ones, which are successes
@@ -128,6 +134,8 @@ def is_better(sample: Sample, n: int, reference: Sample, level: float, by_speed:
 
 def tables(sample: Sample, reference: Sample) -> list[tuple[int, int, int, int]]:
     """
+    Pair the counts of two samples task by task.
+
     :param sample: of one player
     :param reference: of another
     :return: for each task that both have played: successes and episodes, of the one and of the other
@@ -138,6 +146,8 @@ def tables(sample: Sample, reference: Sample) -> list[tuple[int, int, int, int]]
 
 def more_successes_p(sample: Sample, reference: Sample) -> float:
     """
+    Test whether a sample has more successes than another.
+
     :param sample: of one player
     :param reference: of another
     :return: p value for more successes, compared task by task
@@ -147,6 +157,8 @@ def more_successes_p(sample: Sample, reference: Sample) -> float:
 
 def as_successful(sample: Sample, reference: Sample) -> bool:
     """
+    Compare success with what the other sample lets expect in the same tasks.
+
     :param sample: of one player
     :param reference: of another
     :return: whether it has as many successes as the other's shares of success let expect in the same tasks
@@ -157,6 +169,8 @@ def as_successful(sample: Sample, reference: Sample) -> bool:
 
 def worse_on_a_task(sample: Sample, reference: Sample, level: float) -> bool:
     """
+    Test whether a sample succeeds less often than another in any one task.
+
     :param sample: of one player
     :param reference: of another
     :param level: of all tasks together
@@ -168,6 +182,8 @@ def worse_on_a_task(sample: Sample, reference: Sample, level: float) -> bool:
 
 def quicker_p(sample: Sample, reference: Sample) -> float:
     """
+    Test whether a sample's successful episodes take fewer control steps than another's.
+
     :param sample: of one player
     :param reference: of another
     :return: p value for fewer control steps in the successful episodes. Steps are in units of the other player's

@@ -22,7 +22,15 @@ SPLITS = ("selection", "eval")
 class Predictor(Protocol):
     """What has Stable-Baselines3's ``predict``."""
 
-    def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[np.ndarray, Any]: ...
+    def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[np.ndarray, Any]:
+        """
+        Choose actions, as a model of Stable-Baselines3 does.
+
+        :param observation: batch of observations
+        :param deterministic: without exploration noise
+        :return: actions (N, C, d), and a state that is not used
+        """
+        ...
 
 
 def as_policy(policy: str | Predictor | PolicyFn) -> PolicyFn:
@@ -46,6 +54,8 @@ def as_policy(policy: str | Predictor | PolicyFn) -> PolicyFn:
 
 def check_split(split: str) -> None:
     """
+    Check the name of a split.
+
     :param split: which set of initial states
     :raises ValueError: if it is none of :data:`SPLITS`
     """

@@ -19,6 +19,8 @@ class MergeError(RunError):
 
 def parse_shard(text: str | None) -> tuple[int, int]:
     """
+    Read which part of an evaluation to play.
+
     :param text: "k/n", counted from 1; None for everything
     :return: (k - 1, n)
     :raises ValueError: for anything else

@@ -70,6 +70,8 @@ class Algorithm:
 
     def fixed(self, settings: dict[str, Any]) -> dict[str, Any]:
         """
+        Select the settings that a resumed run must keep.
+
         :param settings: keyword arguments
         :return: those that a resumed run must keep
         """
@@ -98,6 +100,8 @@ class Algorithm:
 
     def device(self, settings: Mapping[str, Any]) -> Any:
         """
+        Find the device that an algorithm uses.
+
         :param settings: keyword arguments
         :return: the device of its networks, "auto" for a GPU where there is one
         """
@@ -129,6 +133,8 @@ def algorithm_names() -> list[str]:
 
 def get_algorithm(name: str) -> Algorithm:
     """
+    Find a registered algorithm.
+
     :param name: one of :func:`algorithm_names`
     :raises ValueError: for another name; lists the choices
     """

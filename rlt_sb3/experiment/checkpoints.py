@@ -78,18 +78,28 @@ class Checkpoint:
 
 
 def all_checkpoints(run: Path) -> list[Checkpoint]:
-    """Checkpoints of a run, oldest first."""
+    """
+    List the checkpoints of a run, oldest first.
+
+    :param run: folder of the run
+    :return: complete checkpoints
+    """
     return [Checkpoint(path) for path in sorted((run / FOLDER).glob("chunk-*")) if (path / MANIFEST).is_file()]
 
 
 def resumable_checkpoints(run: Path) -> list[Checkpoint]:
-    """Checkpoints of a run that it can go on from, oldest first."""
+    """
+    List the checkpoints from which a run can be resumed, oldest first.
+
+    :param run: folder of the run
+    :return: those with a replay buffer
+    """
     return [checkpoint for checkpoint in all_checkpoints(run) if checkpoint.resumable]
 
 
 def find_checkpoint(path: Path) -> tuple[Path, Checkpoint | None]:
     """
-    What ``--resume`` names.
+    Find what ``--resume`` names.
 
     :param path: a run (its newest checkpoint is meant) or one of its checkpoints
     :return: folder of the run, checkpoint; no checkpoint if the run was interrupted before its training began
@@ -115,8 +125,9 @@ def find_checkpoint(path: Path) -> tuple[Path, Checkpoint | None]:
 
 def write_checkpoint(run: Path, model: Any, state: dict[str, Any], keep: int = 2, resumable: bool = True) -> Checkpoint:
     """
-    Save a run: model, optimizers, replay buffer (where the model has one), state. Nothing is visible before everything
-    is on the disk.
+    Save a run: model, optimizers, replay buffer (where the model has one), state.
+
+    Nothing is visible before everything is on the disk.
 
     :param run: folder of the run
     :param model: model of Stable-Baselines3
@@ -156,12 +167,23 @@ def write_checkpoint(run: Path, model: Any, state: dict[str, Any], keep: int = 2
 
 
 def later_checkpoints(run: Path, chunks: int) -> list[Checkpoint]:
-    """Checkpoints of a run beyond ``chunks``, oldest first."""
+    """
+    List the checkpoints of a run after a number of chunks, oldest first.
+
+    :param run: folder of the run
+    :param chunks: chunks collected
+    :return: checkpoints with more chunks
+    """
     return [checkpoint for checkpoint in all_checkpoints(run) if checkpoint.chunks > chunks]
 
 
 def discard_later(run: Path, chunks: int) -> None:
-    """Remove checkpoints of a run beyond ``chunks``: it goes on from there on another way."""
+    """
+    Remove the checkpoints of a run after a number of chunks, from where the resumed run takes another course.
+
+    :param run: folder of the run
+    :param chunks: chunks collected
+    """
     for checkpoint in later_checkpoints(run, chunks):
         shutil.rmtree(checkpoint.path)
 
@@ -194,7 +216,12 @@ def rng_state(model: Any) -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any], model: Any) -> None:
-    """Inverse of :func:`rng_state`."""
+    """
+    Restore what :func:`rng_state` returned.
+
+    :param state: of all generators
+    :param model: model of Stable-Baselines3
+    """
     import torch
 
     version, internal, gauss = state["python"]

@@ -164,6 +164,8 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> TrainConfig:
         """
+        Make a configuration from a dict.
+
         :param data: settings (missing ones keep their defaults), each registered algorithm's as a section
         :raises TypeError: for an unknown setting
         """
@@ -227,6 +229,8 @@ class TrainConfig:
 
 def _check_plain(key: str, value: Any) -> None:
     """
+    Refuse a value that config.yaml cannot hold.
+
     :param key: a setting, for the message
     :param value: its value
     :raises ValueError: if config.yaml, without which a run can be neither resumed nor evaluated, cannot hold it
@@ -326,6 +330,8 @@ def shipped_configs() -> dict[str, str]:
 
 def config_file(name: str) -> str:
     """
+    Find a configuration file.
+
     :param name: path of a YAML file, or the name of a shipped configuration; a file that exists wins
     :return: path of the file
     :raises ValueError: if it is neither; lists the shipped ones
@@ -341,7 +347,12 @@ def config_file(name: str) -> str:
 
 
 def save_config(config: TrainConfig, path: Path) -> None:
-    """Write a configuration in the form that ``rlt train --config`` reads."""
+    """
+    Write a configuration in the form that ``rlt train --config`` reads.
+
+    :param config: the configuration
+    :param path: file
+    """
     from rlt_sb3.common.files import replacing
 
     with replacing(path) as temporary:
@@ -349,8 +360,11 @@ def save_config(config: TrainConfig, path: Path) -> None:
 
 
 def load_config(path: Path) -> TrainConfig:
-    """Read a configuration written by :func:`save_config` (missing settings keep their defaults).
+    """
+    Read a configuration written by :func:`save_config`; missing settings keep their defaults.
 
+    :param path: file
+    :return: the configuration
     :raises ValueError: if the file is missing or has an unknown setting
     """
     if not path.is_file():

@@ -166,7 +166,7 @@ def _load(algorithm: str, path: Path, device: str) -> Predictor:
 
 
 def _known_vla(run: Path, split: str, pairs: range) -> Evaluation | None:
-    """The frozen VLA's outcomes where the run's own evaluation has all of them."""
+    """Take the frozen VLA's outcomes from the run's own evaluation if it has all of them."""
     from rlt_sb3.experiment.report import read_evaluations
 
     key = {"eval": "vla", "selection": "vla_selection"}.get(split, "")

@@ -10,8 +10,10 @@ from typing import Any
 
 class Interrupt:
     """
-    While this context is open, the first SIGINT or SIGTERM only sets a flag, which :meth:`check` turns into a
-    ``KeyboardInterrupt`` where that does no harm. A second one interrupts at once, wherever the program is.
+    A context in which the first SIGINT or SIGTERM waits until an interruption does no harm.
+
+    The signal sets a flag, which :meth:`check` turns into a ``KeyboardInterrupt``. A second signal interrupts at once,
+    wherever the program is.
 
     Outside the main thread, where Python allows no signal handlers, nothing changes. A SIGINT that is ignored (a
     shell's background job) stays ignored.

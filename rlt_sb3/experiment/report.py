@@ -19,16 +19,21 @@ from rlt_sb3.experiment.config import ReportConfig
 
 
 def report(config: ReportConfig) -> Path:
-    """``rlt report RUN``.
+    """
+    Write the page of a run: ``rlt report RUN``.
 
+    :param config: settings of the command
     :return: the page
     """
     return write_report(Path(config.run), [Path(name) for name in config.beside or []])
 
 
 def read_evaluations(run: Path) -> dict[str, Any]:
-    """Contents of a run's evaluations.json.
+    """
+    Read a run's evaluations.json.
 
+    :param run: folder of the run
+    :return: contents of the file
     :raises ValueError: if the folder is no run
     """
     path = run / "evaluations.json"
@@ -38,7 +43,12 @@ def read_evaluations(run: Path) -> dict[str, Any]:
 
 
 def read_metrics(run: Path) -> dict[str, np.ndarray]:
-    """Columns of a run's metrics.csv (NaN where a row has no entry); empty if there is none."""
+    """
+    Read a run's metrics.csv.
+
+    :param run: folder of the run
+    :return: its columns (NaN where a row has no entry); empty if there is none
+    """
     path = run / "metrics.csv"
     if not path.is_file():
         return {}
@@ -92,7 +102,7 @@ def write_report(run: Path, beside: Sequence[Path] = ()) -> Path:
 
 
 def _row(data: dict[str, Any]) -> dict[str, str]:
-    """A line of the results table."""
+    """Make a line of the results table."""
     result = Evaluation.from_dict(data)
     low, high = result.interval
     return {
@@ -120,6 +130,8 @@ def _points(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 def plays_vla(point: dict[str, Any], data: dict[str, Any]) -> bool:
     """
+    Tell whether a selection evaluation is the frozen VLA's.
+
     :param point: a selection evaluation
     :param data: contents of evaluations.json
     :return: whether no actor was deployed yet, so that the point's evaluation is the frozen VLA's, not played again
@@ -134,6 +146,8 @@ def _solved(evaluation: dict[str, Any]) -> str:
 
 def lowest_point(data: dict[str, Any]) -> str | None:
     """
+    Find the practicing actor's worst selection evaluation.
+
     :param data: contents of evaluations.json
     :return: the practicing actor's worst selection evaluation, as words; None if it was never evaluated by itself
     """

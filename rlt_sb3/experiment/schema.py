@@ -38,6 +38,8 @@ _SCHEDULE = {
 
 def _type(hint: Any) -> dict[str, Any]:
     """
+    Make the schema of a setting from its type.
+
     :param hint: type of a setting: a plain type, a list, tuple or dict of such, a class, a schedule, a union of them,
         or a dataclass
     :return: its schema
@@ -66,6 +68,8 @@ def _type(hint: Any) -> dict[str, Any]:
 
 def dataclass_schema(config_class: Any) -> dict[str, Any]:
     """
+    Make the schema of a dataclass of settings.
+
     :param config_class: a dataclass of settings
     :return: schema of a mapping with these settings and no others
     """
@@ -82,6 +86,8 @@ def dataclass_schema(config_class: Any) -> dict[str, Any]:
 
 def settings_schema(settings: list[Setting], parts: Mapping[str, list[Setting]]) -> dict[str, Any]:
     """
+    Make the schema of a class's settings.
+
     :param settings: keyword arguments of a class
     :param parts: setting that is a dict -> what it may hold
     :return: schema of a mapping with these settings and no others

@@ -23,6 +23,8 @@ RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 def defaults(n_envs: int, length: int) -> dict[str, Any]:
     """
+    Compute the settings of TQC that suit a run.
+
     :param n_envs: number of environments
     :param length: control steps per chunk
     :return: settings that a run's override

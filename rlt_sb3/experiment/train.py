@@ -155,6 +155,8 @@ FIXED = ("algorithm", "seed", "evaluation.n_states", "evaluation.selection_state
 
 def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[str, Any] | None]:
     """
+    Read the run that ``--resume`` names.
+
     :return: folder, checkpoint and results of the run to go on with, or None each; no checkpoint if it was interrupted
         before its training began
     :raises ValueError: if a setting was changed that must stay
@@ -205,7 +207,8 @@ def _plan(progress: Progress, config: TrainConfig, chunks_per_episode: float) ->
 
 
 def summary(data: dict[str, Any]) -> str:
-    """The table that a run prints and reports.
+    """
+    Write the table that a run prints and reports.
 
     :param data: contents of evaluations.json
     """

@@ -17,7 +17,7 @@ KINDS = ("linear", "axis_angle")
 
 def proprio_layout(robot: Any) -> list[dict[str, Any]]:
     """
-    What RLTFeatures needs of a robot, as plain data that a saved model can keep.
+    Convert what RLTFeatures needs of a robot into plain data that a saved model can keep.
 
     :param robot: the environment's ``metadata["robot"]``; ``proprio`` is read, parts with ``kind``, ``size``,
         ``center`` and ``scale``
@@ -84,6 +84,8 @@ class RLTFeatures(BaseFeaturesExtractor):
 
     def forward(self, observations: TensorDict) -> th.Tensor:
         """
+        Compute the features of observations.
+
         :param observations: ``z_rl`` (B, D), ``proprio`` (B, P); or ``features``, what was returned for them before
         :return: features (B, features_dim)
         """
@@ -98,7 +100,7 @@ class RLTFeatures(BaseFeaturesExtractor):
 
 
 def _layout(proprio_norm: Any, size: int) -> ProprioLayout:
-    """What ``proprio_norm`` means for ``size`` numbers, checked."""
+    """Check ``proprio_norm`` and return its layout of ``size`` numbers."""
     # "auto": RLT puts the layout of the environment's robot here; without a robot the numbers stay as they are
     if isinstance(proprio_norm, str) and proprio_norm in ("auto", "none"):
         return [{"kind": "linear", "size": size, "center": [0.0] * size, "scale": [1.0] * size}]

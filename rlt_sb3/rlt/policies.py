@@ -25,6 +25,8 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 
 def check_spaces(obs: Any, action: Any) -> None:
     """
+    Refuse spaces that RLT cannot use.
+
     :param obs: observation space; Dict with ``z_rl`` (D,), ``proprio`` (P,) and ``vla_ref`` (C, d) is right
     :param action: action space; Box(-1, 1, (C, d)) is right
     :raises ValueError: if they are not, or do not fit together
@@ -102,6 +104,8 @@ class RLTActor(Actor):
 
     def forward(self, obs: TensorDict, keep_reference: th.Tensor | None = None) -> th.Tensor:  # type: ignore[override]
         """
+        Choose a chunk.
+
         :param obs: ``z_rl`` (B, D), ``proprio`` (B, P), ``vla_ref`` (B, C, d)
         :param keep_reference: reference dropout, (B, 1) of 0 (the network sees zeros for the whole reference chunk) and
             1; given by the actor update only. It has no effect on an actor without reference input, nor on what
@@ -178,6 +182,8 @@ class RLTCritic(ContinuousCritic):
 
     def q_values(self, obs: TensorDict, actions: th.Tensor, members: th.Tensor | slice | None = None) -> th.Tensor:
         """
+        Compute Q-values of several members.
+
         :param obs: ``z_rl`` (B, D), ``proprio`` (B, P)
         :param actions: flat chunks (B, C*d)
         :param members: indices of the members to ask; all by default
@@ -190,6 +196,8 @@ class RLTCritic(ContinuousCritic):
 
     def target_q(self, obs: TensorDict, actions: th.Tensor) -> th.Tensor:
         """
+        Compute pessimistic Q-values for targets.
+
         :param obs: ``z_rl`` (B, D), ``proprio`` (B, P)
         :param actions: flat chunks (B, C*d)
         :return: pessimistic Q-values for targets (B,): minimum over all members, or over ``n_target_critics`` of them
@@ -201,6 +209,8 @@ class RLTCritic(ContinuousCritic):
 
     def actor_q(self, obs: TensorDict, actions: th.Tensor) -> th.Tensor:
         """
+        Compute the Q-values that the actor follows.
+
         :param obs: ``z_rl`` (B, D), ``proprio`` (B, P)
         :param actions: flat chunks (B, C*d)
         :return: the Q-values that the actor follows (B,)
@@ -367,8 +377,10 @@ class RLTPolicy(TD3Policy):
     @property
     def training_actor(self) -> RLTActor:
         """
-        The actor that practices. The online one swings from one update to the next, far enough to lose whole tasks for
-        a while; its slow copy averages that out.
+        The actor that plays training episodes (the practicing actor).
+
+        The online actor changes so much from one update to the next that it can lose a whole task for a while. Its slow
+        copy averages these changes out.
         """
         return self.actor_target if self.act_with == "target" else self.actor
 
@@ -378,11 +390,13 @@ class RLTPolicy(TD3Policy):
         return self.actor_mode == "residual"
 
     def start_trial(self) -> None:
-        """The actor that practices goes on trial, as it is now."""
+        """Put a copy of the practicing actor on trial."""
         self.actor_on_trial.load_state_dict(self.training_actor.state_dict())
 
     def set_critic_precision(self, precision: str) -> None:
         """
+        Change ``critic_precision``.
+
         :param precision: ``critic_precision`` from now on
         :raises ValueError: if there is no such precision
         """
@@ -393,6 +407,8 @@ class RLTPolicy(TD3Policy):
 
     def deploy(self, parameters: Mapping[str, Any]) -> None:
         """
+        Replace the actor that :meth:`predict` plays.
+
         :param parameters: of the actor that :meth:`predict` plays from now on
         """
         self.actor_deployed.load_state_dict(parameters)
@@ -406,7 +422,12 @@ class RLTPolicy(TD3Policy):
         return RLTCritic(**self._update_features_extractor(self.critic_kwargs, features_extractor)).to(self.device)
 
     def scale_action(self, action: Any) -> Any:
-        """The action space is [-1, 1] already (checked by RLT): nothing to scale, nothing to round."""
+        """
+        Return the action unchanged: the action space is [-1, 1] already (checked by RLT).
+
+        :param action: an action
+        :return: the same
+        """
         return action
 
     def unscale_action(self, scaled_action: Any) -> Any:

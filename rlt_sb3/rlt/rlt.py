@@ -37,8 +37,10 @@ SelfRLT = TypeVar("SelfRLT", bound="RLT")
 
 class RLT(ChunkOffPolicyAlgorithm, TD3):
     r"""
-    Online RL on RL tokens (Xu et al., "RL Token: Bootstrapping Online RL with Vision-Language-Action Models",
-    https://arxiv.org/abs/2604.23073), as a plug-in for Stable-Baselines3.
+    Online RL on RL tokens: chunked TD3 that starts at a frozen VLA and stays near it.
+
+    The method is that of Xu et al., "RL Token: Bootstrapping Online RL with Vision-Language-Action Models",
+    https://arxiv.org/abs/2604.23073. RLT is an algorithm of Stable-Baselines3.
 
     One environment step is one action chunk of up to C control steps. The observation is a flat Dict of
     ``z_rl`` (D,), ``proprio`` (P,) and ``vla_ref`` (C, d), the chunk that the frozen VLA proposes; the action is the
@@ -292,6 +294,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
     def train(self, gradient_steps: int, batch_size: int = 256) -> None:
         """
+        Update critics and actor on batches from the replay buffer.
+
         :param gradient_steps: number of critic updates
         :param batch_size: rows per update
         """
@@ -341,6 +345,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
     def _targets(self, batch: ChunkBatch) -> th.Tensor:
         """
+        Compute the targets of the critics.
+
         :param batch: rows
         :return: targets of the critics (B,)
         """
@@ -355,6 +361,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
     def _update_critic(self, batch: ChunkBatch) -> th.Tensor:
         """
+        Update the critics on one batch.
+
         :param batch: rows
         :return: loss (summed over the ensemble), mean Q, its spread over the ensemble, mean / min / max target
         """
@@ -370,6 +378,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
     def _update_actor(self, batch: ChunkBatch, follow_q: bool = True) -> th.Tensor:
         """
+        Update the actor on one batch.
+
         :param batch: rows
         :param follow_q: False leaves only the pull towards the VLA's chunks
         :return: loss, mean Q, mean squared distance to the VLA's chunks in units of ``action_scale``, mean distance per

@@ -16,6 +16,8 @@ from rlt_sb3.common.schedules import ChunkSchedule
 
 def check_values(model: Any) -> None:
     """
+    Check the settings of a model before it is set up.
+
     :param model: of RLT, with its spaces; not set up yet
     :raises ValueError: names the setting, what is allowed and what was given
     """

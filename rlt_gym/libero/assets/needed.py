@@ -24,6 +24,8 @@ def _section(text: str, name: str) -> str:
 
 def task_entries(task: LiberoTask) -> list[Asset | Scene]:
     """
+    List what LIBERO loads for a task.
+
     :param task: A task.
     :return: What of the catalog LIBERO loads for it: its room first, then its fixtures and objects.
     :raises ValueError: If its BDDL file names something that the catalog lacks.
@@ -47,7 +49,7 @@ def task_entries(task: LiberoTask) -> list[Asset | Scene]:
 
 @functools.cache
 def _missing_of(folder: Path, path: str) -> tuple[str, ...]:
-    """An XML file and all meshes and textures that it names."""
+    """List the files missing for one XML file: itself, and all meshes and textures that it names."""
     if not (folder / path).is_file():
         return (path,)
     try:
@@ -70,6 +72,8 @@ def _missing_of(folder: Path, path: str) -> tuple[str, ...]:
 
 def missing_for(folder: Path, task: LiberoTask) -> list[str]:
     """
+    List the files that a task needs and that a folder lacks.
+
     :param folder: Folder laid out like LIBERO's ``assets``.
     :param task: A task.
     :return: Files that the task needs and that are not there, meshes and textures included.
@@ -79,6 +83,8 @@ def missing_for(folder: Path, task: LiberoTask) -> list[str]:
 
 def missing_by_suite(folder: Path, suites: Iterable[str] = SUITE_HORIZONS) -> dict[str, dict[int, list[str]]]:
     """
+    List the missing files of all tasks of some suites.
+
     :param folder: Folder laid out like LIBERO's ``assets``.
     :param suites: Which suites.
     :return: Per suite, the missing files of each task that lacks any.

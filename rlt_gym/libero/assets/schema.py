@@ -77,6 +77,8 @@ class Lamp:
 @dataclass(frozen=True)
 class Joint:
     """
+    A joint of a part.
+
     :param name: Name of the joint.
     :param kind: ``"slide"`` or ``"hinge"``.
     :param axis: Axis in the frame of the part.
@@ -146,6 +148,8 @@ class Asset:
 @dataclass(frozen=True)
 class Camera:
     """
+    A camera of a room.
+
     :param name: Name of the camera.
     :param pos: Position.
     :param quat: Orientation.

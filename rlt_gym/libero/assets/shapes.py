@@ -22,6 +22,8 @@ UPRIGHT: Quat = (1.0, 0.0, 0.0, 0.0)
 
 def quat_multiply(a: Quat, b: Quat) -> Quat:
     """
+    Multiply two quaternions.
+
     :param a: Quaternion (w, x, y, z).
     :param b: Quaternion (w, x, y, z), applied first.
     :return: The Hamilton product ``a b``.
@@ -38,6 +40,8 @@ def quat_multiply(a: Quat, b: Quat) -> Quat:
 
 def rotate(quat: Quat, vector: Vec3) -> Vec3:
     """
+    Rotate a vector by a quaternion.
+
     :param quat: Quaternion (w, x, y, z).
     :param vector: What to rotate.
     :return: The rotated vector.
@@ -51,6 +55,8 @@ def rotate(quat: Quat, vector: Vec3) -> Vec3:
 
 def turn(x: float = 0.0, y: float = 0.0, z: float = 0.0) -> Quat:
     """
+    Make a quaternion from angles about the axes.
+
     :param x: Degrees about the x axis, applied first.
     :param y: Degrees about the y axis.
     :param z: Degrees about the z axis, applied last.
@@ -153,7 +159,7 @@ class Box(Shape):
 
 def slab(paint: str, low: Vec3, high: Vec3, *, quat: Quat = UPRIGHT, solid: bool = True, shown: bool = True) -> Box:
     """
-    A box given by two opposite corners (before it is turned about its own center).
+    Make a box from two opposite corners, given before it is turned about its own center.
 
     :param paint: Name of a paint of the catalog.
     :param low: Corner with the smallest x, y, z.
@@ -174,6 +180,8 @@ def slab(paint: str, low: Vec3, high: Vec3, *, quat: Quat = UPRIGHT, solid: bool
 @dataclass(frozen=True)
 class Cylinder(Shape):
     """
+    An upright cylinder.
+
     :param radius: Radius. Dear to draw (hundreds of triangles): keep it for flat discs that a person must see as round.
     :param half_height: Half the height.
     """

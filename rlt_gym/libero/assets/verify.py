@@ -36,6 +36,8 @@ _SURFACE = {"table": 0.9, "kitchen": 0.9, "floor": 0.0, "living_room": 0.4365, "
 @dataclass
 class TaskReport:
     """
+    What the check of one task has found.
+
     :param task: The task.
     :param problems: What is wrong, in words; empty if the assets carry the task.
     :param rest: Where each object comes to rest, (position, quaternion) by name, per tried initial state.
@@ -180,6 +182,8 @@ class Bench:
 
     def depth(self, name: str, room: bool = True) -> float:
         """
+        Measure how deep an object sits in others.
+
         :param name: An object.
         :param room: Whether the table and the floor count, too, and not only objects and fixtures.
         :return: How deep it sits in others, meters; 0 if it only touches.

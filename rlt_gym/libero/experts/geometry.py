@@ -70,7 +70,7 @@ def hand_rotation(approach: Array, finger_axis: Array, local_finger_axis: Array)
 
 def axis_within_quarter_turn(axis: Array, reference: Array) -> Array:
     """
-    The same line as ``axis``, signed so that it lies within 90 degrees of ``reference``.
+    Sign a line's direction so that it lies within 90 degrees of ``reference``.
 
     :param axis: (3,) direction
     :param reference: (3,) direction

@@ -11,6 +11,8 @@ from pathlib import Path
 @lru_cache(maxsize=None)
 def libero_root() -> Path:
     """
+    Find LIBERO's folder.
+
     :return: The folder ``libero/libero`` of the installed package, found without importing it.
     :raises ImportError: LIBERO is not installed.
     """

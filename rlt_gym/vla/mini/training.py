@@ -260,7 +260,7 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
 
 
 def _assets(config: TrainVLAConfig) -> str | None:
-    """The kind of assets that all demonstrations show, ``None`` if the files do not say it or differ."""
+    """Return the kind of assets that all demonstrations show, ``None`` if it is unknown or they differ."""
     kinds = set()
     for path in expand_paths(config.demos):
         with DemoFile(path) as file:

@@ -197,8 +197,9 @@ class ChunkReplayBuffer(DictReplayBuffer):
 
     def take_settings_from(self, other: "ChunkReplayBuffer") -> None:
         """
-        Go on with the settings of another buffer where they do not concern the rows that are stored already: discount,
-        length of returns, offline rows.
+        Take over the settings of another buffer that do not concern stored rows.
+
+        These are the discount, the length of returns and the offline rows.
 
         :param other: the other buffer
         """
@@ -348,10 +349,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
             copy_row(self.storage, slot, self.offline, copies, self.intervention_ref == "replace")
 
     def end_trajectories(self) -> None:
-        """
-        Say that the rows to come do not continue the newest ones (the environment was reset from outside), so that
-        no return runs across.
-        """
+        """End all trajectories, so that no return runs across a reset from outside."""
         with self._lock:
             self.open_episodes = [None] * self.n_envs
 
@@ -359,6 +357,8 @@ class ChunkReplayBuffer(DictReplayBuffer):
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ChunkBatch:  # type: ignore[override]
         """
+        Draw a batch of rows.
+
         :param batch_size: number of rows
         :param env: must be None; normalized rewards would not fit the per-step rewards
         :return: batch with ``rewards`` (B, 1) = n-chunk returns, ``discounts`` (B, 1), ``dones`` (B, 1)
@@ -424,7 +424,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
         return chosen.gather(slots, self.n_steps, self.gamma, self.device, overwrite)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The lock stays here, and the offline rows, unless something was added to what is in their file."""
+        """Leave out the lock, and the offline rows unless something was added to what is in their file."""
         state = {key: value for key, value in self.__dict__.items() if key != "_lock"}
         return state if self.intervention_rows else state | {"offline": None}
 
