@@ -152,9 +152,9 @@ class EpisodeSequence:
         elif not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
             raise ValueError(f"reset_mask must be a bool array of shape ({self.num_envs},), got {mask!r}")
         if not mask.any():
-            raise ValueError("reset_mask selects no environment")
+            raise ValueError(f"reset_mask must select at least one environment, got {mask!r}")
         if not mask.all() and split not in (None, self.split):
-            raise ValueError("init_states can only be switched for all environments at once")
+            raise ValueError("init_states can only be switched for all environments at once: leave reset_mask out")
         return mask, split, shard
 
     @property

@@ -68,7 +68,7 @@ class SingleEnv(PickledByArguments, gym.Env):
 
     def __init__(self, env: VectorEnv):
         if env.num_envs != 1 or env.metadata["autoreset_mode"] != AutoresetMode.DISABLED:
-            raise ValueError("SingleEnv needs a vector environment with one member and autoreset disabled")
+            raise ValueError(f"SingleEnv needs a vector environment with one member and autoreset disabled, got {env}")
         self.vector_env = env
         self.observation_space = env.single_observation_space
         self.action_space = env.single_action_space

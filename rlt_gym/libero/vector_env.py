@@ -85,9 +85,10 @@ class LiberoVectorEnv(ChunkVectorEnv):
         ``np_random_seed`` is the present one.
     :param obs_stride: Also observe every so many control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
     :param intervention: Who may take over, ``"module:Class"`` or ``"module:function"``, see
-        :mod:`rlt_gym.libero.interventions`; ``intervention_kwargs``: its keyword arguments.
-    :param critical_phase: Predicate ``"module:function"``, see :mod:`rlt_gym.libero.critical_phase`;
-        ``critical_phase_kwargs``: its keyword arguments.
+        :mod:`rlt_gym.libero.interventions`.
+    :param intervention_kwargs: Keyword arguments of the class or function.
+    :param critical_phase: Predicate ``"module:function"``, see :mod:`rlt_gym.libero.critical_phase`.
+    :param critical_phase_kwargs: Keyword arguments of the predicate.
     :param autoreset_mode: ``SAME_STEP``; ``NEXT_STEP``; or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
     :param compiled: Whether control steps run through the compiled loop or through robosuite's own, which gives the
         same states some four times slower, to find the cause of a wrong state.

@@ -152,7 +152,8 @@ def encode_demos(config: EncodeDemosConfig, vla: FrozenVLA | None = None, encode
             for key, value in rows.items():
                 columns.setdefault(key, []).append(value)
     if not columns or not sum(int((steps > 0).sum()) for steps in columns["chunk_steps"]):
-        raise ValueError(f"Nothing in {', '.join(source.name for source in sources)} gives a row: no demonstrations?")
+        names = ", ".join(source.name for source in sources)
+        raise ValueError(f"No demonstration in {names} gives a row: collect some with `rlt collect`.")
     arrays = {key: np.ascontiguousarray(np.concatenate(parts)) for key, parts in columns.items()}
     provenance: dict[str, Any] = {
         "config": asdict(config),

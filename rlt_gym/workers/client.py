@@ -20,10 +20,11 @@ from rlt_gym.workers.shared_memory import SharedPictures, anonymous_file
 @dataclass(frozen=True)
 class Limit:
     """
-    How long to wait for an answer, from now on.
+    How long to wait for an answer.
 
-    :param seconds: So long.
-    :param setting: What decided that, for messages.
+    :param seconds: Time to wait.
+    :param setting: The setting that gives this time, for messages.
+    :param began: When the waiting began, in seconds of ``time.monotonic``.
     """
 
     seconds: float

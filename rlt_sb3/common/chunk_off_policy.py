@@ -224,7 +224,9 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         :raises ValueError: if another version of rlt has saved it, or for settings that do not exist or cannot change
         """
         if "gate" in kwargs:
-            raise ValueError("gate cannot be changed by load(): the networks were made with or without one.")
+            raise ValueError(
+                "gate cannot be changed by load(): the networks were made with or without one. Leave it out."
+            )
         of_load = inspect.signature(OffPolicyAlgorithm.load).parameters
         check_names({name: value for name, value in kwargs.items() if name not in of_load}, cls, cls.__name__)
         check_saved_format(path)
@@ -249,7 +251,8 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         assert made is not None and buffer is not None
         if buffer.n_envs != self.n_envs:
             raise ValueError(
-                f"The replay buffer was filled with {buffer.n_envs} environments, the model has {self.n_envs}."
+                f"The replay buffer was filled with {buffer.n_envs} environments, the model has {self.n_envs}: "
+                "load it into a model with as many."
             )
         buffer.take_settings_from(made)
         buffer.end_trajectories()

@@ -197,8 +197,8 @@ class TrainConfig:
                 raise ValueError(f"{key} must be at least 1, got {value}.")
         if self.evaluation.num_envs is not None and self.save_every is None:
             raise ValueError(
-                "evaluation.num_envs needs save_every, for example 1000: with simulators of their own, evaluations "
-                "leave training alone, and it is not saved there."
+                "evaluation.num_envs needs save_every, for example 1000: evaluations on separate simulators do not "
+                "interrupt training, so no checkpoint is written at them."
             )
         if self.max_minutes is not None and self.max_minutes <= 0:
             raise ValueError(f"max_minutes must be positive (or left out for no limit), got {self.max_minutes}.")

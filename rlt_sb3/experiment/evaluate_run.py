@@ -144,7 +144,9 @@ def _models(config: EvalConfig, run: Path, settings: TrainConfig) -> Models:
     if config.all_checkpoints:
         found = all_checkpoints(run)
         if not found:
-            raise ValueError(f"{run} has no checkpoints (folder {run / 'checkpoints'}).")
+            raise ValueError(
+                f"{run} has no checkpoints in {run / 'checkpoints'}: train with save_every, or leave all_checkpoints out."
+            )
         return {c.path.name: (f"{title} ({c.path.name})", c.model) for c in found}
     if config.model == "vla":
         return {"vla": FROZEN_VLA}

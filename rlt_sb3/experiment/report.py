@@ -169,7 +169,7 @@ def _rows_beside(data: dict[str, Any], other: Path) -> list[dict[str, str]]:
             row = _row(theirs[key])
             rows.append(row | {"policy": f"{row['policy']} (run {other.name})"})
     if not rows:
-        raise ValueError(f"{other} has no final evaluation.")
+        raise ValueError(f"{other} has no final evaluation: finish the run with rlt train --resume {other}.")
     return rows
 
 

@@ -172,7 +172,9 @@ def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[
         fixed[name] = must_keep(saved.algorithms.get(name, {})), must_keep(config.algorithms.get(name, {}))
     for name, (old, new) in fixed.items():
         if old != new:
-            raise ValueError(f"A resumed run must keep {name}: the run has {old}, given was {new}.")
+            raise ValueError(
+                f"A resumed run must keep {name}: the run has {old}, given was {new}. Leave it out, or begin a new run."
+            )
     if checkpoint is None:  # what it has are evaluations of the VLA
         results = folder / "evaluations.json"
         return folder, None, json.loads(results.read_text()) if results.is_file() else None

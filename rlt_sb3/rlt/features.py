@@ -123,7 +123,10 @@ def _layout(proprio_norm: Any, size: int) -> ProprioLayout:
             )
     total = sum(part["size"] for part in layout)
     if total != size:
-        raise ValueError(f"The parts of proprio have {total} numbers, the observation has {size}: {layout!r}.")
+        raise ValueError(
+            f"The parts of proprio have {total} numbers, the observation has {size}: they must be equal, got "
+            f"{layout!r}."
+        )
     return layout
 
 

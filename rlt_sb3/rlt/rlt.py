@@ -204,7 +204,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         assert isinstance(self.observation_space, spaces.Dict) and isinstance(self.action_space, spaces.Box)
         if self._vec_normalize_env is not None:
             raise ValueError(
-                "VecNormalize does not go with RLT: vla_ref must stay as it is; RLT normalizes its own inputs."
+                "RLT cannot use VecNormalize, which would change vla_ref: leave it out (RLT normalizes its own inputs)."
             )
         check_values(self)
         if self.q_bounds is not None:

@@ -33,7 +33,8 @@ def task_entries(task: LiberoTask) -> list[Asset | Scene]:
     text = task.bddl_file.read_text()
     problem = re.search(r"\(problem\s+(\w+)\)", text)
     if problem is None or problem.group(1).lower() not in ROOMS:
-        raise ValueError(f"{task.bddl_file}: unknown problem; known are {', '.join(ROOMS)}")
+        found = None if problem is None else problem.group(1)
+        raise ValueError(f"{task.bddl_file}: unknown problem {found!r}; known are {', '.join(ROOMS)}")
     entries: list[Asset | Scene] = [ROOMS[problem.group(1).lower()]]
     for name in ("fixtures", "objects"):
         for category in re.findall(r"-\s+(\w+)", _section(text, name)):
@@ -41,7 +42,7 @@ def task_entries(task: LiberoTask) -> list[Asset | Scene]:
             if category == "floor" or category.endswith("table"):
                 continue
             if category not in _BY_CATEGORY:
-                raise ValueError(f"{task.bddl_file}: the catalog has no {category!r}")
+                raise ValueError(f"{task.bddl_file}: the catalog has no {category!r}; is this the installed LIBERO's?")
             if _BY_CATEGORY[category] not in entries:
                 entries.append(_BY_CATEGORY[category])
     return entries
