@@ -145,7 +145,7 @@ def _models(config: EvalConfig, run: Path, settings: TrainConfig) -> Models:
         found = all_checkpoints(run)
         if not found:
             raise ValueError(
-                f"{run} has no checkpoints in {run / 'checkpoints'}: train with save_every, or leave all_checkpoints out."
+                f"{run} has no checkpoints in {run / 'checkpoints'}: use save_every, or leave all_checkpoints out."
             )
         return {c.path.name: (f"{title} ({c.path.name})", c.model) for c in found}
     if config.model == "vla":
