@@ -1,4 +1,4 @@
-"""Chooses the best model: the policy plays the selection states every so often."""
+"""Evaluates the policy on the selection states during training, and keeps the best model."""
 
 from __future__ import annotations
 
@@ -66,20 +66,21 @@ class SelectionCallback(StatefulCallback):
     :class:`~rlt_sb3.callbacks.checkpoint.RunCheckpointCallback` calls :meth:`run` between two rollouts when
     :attr:`due`. Its state holds the evaluations; the best model itself is the file ``best_path``.
 
-    A model with a deployment gate (RLT's ``gate``) has a deployed and a practicing actor. Both are evaluated where they
-    differ: what the practicing actor is worth shows what training does before the gate lets it through. It is deployed
-    if it passes the gate's test (:meth:`~rlt_sb3.common.policy_gate.PolicyGate.audition`) and does better here than
-    what is deployed. While the model still plays the VLA's own chunks, these are not played again.
+    A model with a deployment gate (RLT's ``gate``) has a deployed and a practicing actor. Both are evaluated if they
+    differ: the practicing actor's result shows the effect of training before the gate deploys it. It is deployed if it
+    passes the gate's test (:meth:`~rlt_sb3.common.policy_gate.PolicyGate.audition`) and does better here than the
+    deployed actor. While the model still plays the VLA's own chunks, the VLA's evaluation is copied, not played again.
 
     :param evaluate: ``model -> Evaluation`` on the selection states
     :param every: chunks between two evaluations
     :param baseline: the frozen VLA on the same states
-    :param budget: tells control steps and minutes of training
-    :param best_path: where the best model is saved
+    :param budget: counts control steps and minutes of training
+    :param best_path: file of the best model
     :param on_point: called after each evaluation, with the films of its episodes
-    :param guard: "warn" leaves a policy below the VLA alone (``on_point`` tells), "restore" puts the best networks back
-    :param separate_eval_envs: evaluations use other simulators than training, so they leave training and its running
-        averages for the log unchanged
+    :param guard: "warn" leaves a policy below the VLA unchanged (``on_point`` reports it), "restore" loads the best
+        networks
+    :param separate_eval_envs: evaluations use separate simulators, so training and its running log averages are
+        unaffected
     """
 
     def __init__(
@@ -128,7 +129,11 @@ class SelectionCallback(StatefulCallback):
             self.model.save(file)
 
     def run(self) -> SelectionPoint:
-        """Evaluate now and keep the model if it is the best so far."""
+        """
+        Evaluate now, deploy the practicing actor if it passes, and keep the model if it is the best so far.
+
+        :return: the evaluations
+        """
         with set_aside(self.logger) if self.separate_eval_envs else nullcontext():
             result, candidate = self._play()
             budget = self.budget
@@ -186,9 +191,9 @@ class SelectionCallback(StatefulCallback):
 
     def restore(self) -> None:
         """
-        Put the best model's networks and optimisers back; replay buffer and counters stay as they are.
+        Load the best model's networks and optimizers; replay buffer and counters stay as they are.
 
-        If the best is the untrained model, which plays the VLA's chunks, only the actor goes back: the critics have
+        If the best is the untrained model, which plays the VLA's chunks, only the actor is loaded: the critics have
         learned since, and an actor that followed untrained ones would only fall again.
         """
         from stable_baselines3.common.save_util import load_from_zip_file
@@ -261,7 +266,7 @@ def without_frames(point: SelectionPoint) -> SelectionPoint:
 @contextmanager
 def set_aside(logger: Logger) -> Iterator[None]:
     """
-    Log a row of its own: values that are being averaged come back afterwards.
+    Log a separate row; values that are being averaged are restored afterwards.
 
     :param logger: of Stable-Baselines3
     """
@@ -276,6 +281,6 @@ def set_aside(logger: Logger) -> Iterator[None]:
 
 
 def _order(evaluation: Evaluation) -> tuple[int, float]:
-    """More successes are better; among equals, fewer control steps to success."""
+    """Rank evaluations: more successes are better; among equals, fewer control steps to success."""
     steps = evaluation.steps_to_success
     return evaluation.successes, -np.inf if np.isnan(steps) else -steps

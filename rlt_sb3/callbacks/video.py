@@ -1,4 +1,4 @@
-"""Films of training episodes while they happen."""
+"""Films training episodes while they are played."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class VideoCallback(StatefulCallback):
         self._every_step = False  # whether they do
 
     def restart(self) -> None:
-        """All environments have been reset: running films end."""
+        """Drop the films of episodes that a reset of all environments has cut off."""
         self.films.clear()
         self._fresh = None
         self._told = None  # an evaluation may have told them otherwise

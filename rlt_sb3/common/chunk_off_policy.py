@@ -1,4 +1,4 @@
-"""What off-policy algorithms on action chunks share: counting, updates per row, the deployment gate, files."""
+"""Base class of off-policy algorithms on action chunks: counts, updates per row, deployment gate, files."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
     """
     An off-policy algorithm whose environment step is one action chunk and whose discounts are per control step.
 
-    Goes before one of Stable-Baselines3's algorithms in the list of bases, ``class RLT(ChunkOffPolicyAlgorithm, TD3)``.
-    The algorithm calls :meth:`_begin_counting` in its constructor, makes its replay buffer a ``ChunkReplayBuffer``,
-    asks :attr:`gate` in :meth:`_sample_action` which actor collects, and has a critic with ``q_values``.
+    List it before one of Stable-Baselines3's algorithms as a base class: ``class RLT(ChunkOffPolicyAlgorithm, TD3)``.
+    The algorithm calls :meth:`_begin_counting` in its constructor, makes a ``ChunkReplayBuffer``, asks :attr:`gate` in
+    :meth:`_sample_action` which actor collects, and has a critic with ``q_values``.
     """
 
     replay_buffer: ChunkReplayBuffer | None
@@ -119,9 +119,10 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
 
     def end_trajectories(self) -> None:
         """
-        Say that the environments are about to be reset from outside: no return may run across.
+        End all trajectories, because the environments are about to be reset from outside.
 
-        Call it before such a reset in the middle of training; :meth:`learn` does it by itself where it resets them.
+        No return crosses such a reset. Call this method before you reset the environments in the middle of training;
+        :meth:`learn` calls it itself where it resets them.
         """
         if self.replay_buffer is not None:
             self.replay_buffer.end_trajectories()
@@ -140,10 +141,10 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         log_interval: int | None = None,
     ) -> RolloutReturn:
         """
-        Collect rows, then say how many updates are due for them (see ``utd``).
+        Collect rows, then compute how many updates are due for them (see ``utd``).
 
-        :return: SB3's result; its ``episode_timesteps`` is the number of updates due, which is what ``learn`` uses it
-            for when ``gradient_steps`` is -1
+        :return: SB3's result; its ``episode_timesteps`` is the number of updates due, which ``learn`` reads there if
+            ``gradient_steps`` is -1
         """
         rollout = super().collect_rollouts(
             env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
@@ -178,7 +179,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
             self._update_credit += self.utd * (replay_buffer.rows_stored - stored)  # type: ignore[attr-defined]
 
     def _check_returns(self) -> None:
-        """Warn, once, of returns that the critics cannot learn."""
+        """Warn, once, of returns outside the range to which the critics' targets are clipped."""
         (low, high), bounds = self._value_bias.range, self.q_bounds
         if bounds is None or self._warned_of_returns or (low >= bounds[0] - 1e-6 and high <= bounds[1] + 1e-6):
             return
@@ -233,13 +234,17 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         return super().load(path, *args, **kwargs)
 
     def save_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
-        """:param path: file; no thread adds or samples before all is written"""
+        """
+        Save the replay buffer; other threads cannot add or sample until it is written.
+
+        :param path: file
+        """
         with self.replay_buffer._lock:  # type: ignore[union-attr]
             super().save_replay_buffer(path)
 
     def load_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
         """
-        Load a saved replay buffer. It goes on with the model's ``gamma``, ``n_steps`` and offline rows.
+        Load a saved replay buffer, which takes the model's ``gamma``, ``n_steps`` and offline rows.
 
         :param path: file
         :param truncate_last_traj: not used

@@ -98,7 +98,7 @@ class ChunkOutcome:
 
     @property
     def critical(self) -> bool:
-        """Whether the policy acted and learns from it: the chunk began in the critical phase, or there are none."""
+        """Whether the policy learns from the chunk: it began in the critical phase, or there are no phases."""
         return self.critical_chunk is not False
 
     @property
@@ -133,7 +133,7 @@ def mean_over_chunks(outcomes: Sequence[ChunkOutcome]) -> dict[str, float]:
     Average what the outcomes of one vector step say besides the reward, for the log.
 
     :param outcomes: one per sub-environment
-    :return: of what there is: ``intervention``, share of the executed control steps that someone else chose;
+    :return: the means that exist: ``intervention``, share of the executed control steps that someone else chose;
         ``critical_phase``, share of the chunks in it; ``reward_<term>``, sum per chunk of each of ``reward_terms``
     """
     values: dict[str, list[float]] = {}

@@ -1,8 +1,8 @@
 """
-Which frozen models an environment's observations come from: what was learned from them is worth nothing with others.
+Checks that what was learned from frozen models is used with the same ones.
 
-An environment says so in ``metadata["fingerprint"]``, a hash for each frozen model, e.g. ``{"vla": ..., "rl_token":
-...}``. Where it says nothing, nothing is compared.
+An environment lists a hash for each of its frozen models in ``metadata["fingerprint"]``, e.g. ``{"vla": ...,
+"rl_token": ...}``. An environment without this entry is not checked.
 """
 
 from __future__ import annotations

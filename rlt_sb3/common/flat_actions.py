@@ -1,4 +1,4 @@
-"""Chunks as plain vectors, for algorithms that know nothing of chunks."""
+"""Wraps action chunks as plain vectors, for algorithms that know nothing of chunks."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the processor and the devices can do."""
+"""Which precisions the processor and the devices support."""
 
 from functools import cache
 from pathlib import Path

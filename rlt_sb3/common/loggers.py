@@ -91,8 +91,8 @@ class TensorBoardWriter(TensorBoardOutputFormat):
     """
     Writes TensorBoard logs that a resumed run can continue.
 
-    :param folder: of the event files
-    :param last_step: where a resumed run goes on: later steps of older event files are hidden
+    :param folder: folder of the event files
+    :param last_step: last step to keep if a run is resumed: later steps of older event files are hidden
     """
 
     def __init__(self, folder: Path, last_step: int | None = None):
@@ -107,7 +107,7 @@ class TensorBoardWriter(TensorBoardOutputFormat):
         Write the values of one step.
 
         :param key_values: what to log
-        :param key_excluded: not heeded: what Stable-Baselines3 keeps from TensorBoard is in metrics.csv, too
+        :param key_excluded: ignored: keys that Stable-Baselines3 keeps from TensorBoard are in metrics.csv, too
         :param step: chunks so far
         """
         super().write(key_values, dict.fromkeys(key_excluded, ()), step)
@@ -115,9 +115,9 @@ class TensorBoardWriter(TensorBoardOutputFormat):
 
 class WandbWriter(KVWriter):
     """
-    Weights & Biases, ``pip install rlt[wandb]``. A resumed run goes on in the same W&B run.
+    Logs to Weights & Biases (``pip install rlt[wandb]``). A resumed run continues the same W&B run.
 
-    :param folder: the run's folder, where W&B keeps its files and the id is remembered
+    :param folder: folder of the run, where W&B keeps its files and the id
     :param settings: keyword arguments of ``wandb.init`` (project, entity, mode, tags, ...)
     :param name: name of the run
     :param config: shown with the run

@@ -1,4 +1,4 @@
-"""The deployment gate: which actor is deployed; noise-free training episodes decide."""
+"""The deployment gate: it decides by noise-free training episodes which actor is deployed."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class PolicyGate:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """
-        Go on where another gate was; new episodes begin.
+        Continue where another gate stopped; new episodes begin.
 
         :param state: of :meth:`state_dict`
         """
@@ -209,15 +209,15 @@ class PolicyGate:
         self, policy: GatedPolicy, observation: Any, chunks: np.ndarray, reference: np.ndarray, ready: bool
     ) -> np.ndarray:
         """
-        Which actor collects in which environment: the VLA or the actor on trial where there is no noise.
+        Choose who plays in each environment: the training actor, the VLA or the actor on trial.
 
         :param policy: the policy
         :param observation: as its actors take it, of all environments
         :param chunks: of the training actor (n_envs, ...)
         :param reference: the VLA's own chunks, like ``chunks``
-        :param ready: whether the training actor moves; if so, a copy of it goes on trial now, where none is and the
-            baseline is complete
-        :return: chunks to play (n_envs, ...); those of ``noise_free`` are to be played as they are
+        :param ready: whether the training actor moves. If it does, no actor is on trial and the baseline is complete, a
+            copy of it goes on trial now
+        :return: chunks to play (n_envs, ...). No noise may be added to those of ``noise_free``
         """
         self._practicing |= ready
         if ready and not self.on_trial and self.baseline.complete:
@@ -234,7 +234,7 @@ class PolicyGate:
         return chunks
 
     def _take_seats(self, drawn: np.ndarray, *players: str) -> None:
-        """Of the episodes that begin now, those that are drawn belong to the first sample that wants more."""
+        """Assign the episodes that begin now and are drawn to the first sample that needs more."""
         samples = {"vla": self.baseline, "actor": self.trials}
         for env in np.flatnonzero(drawn & self._fresh):
             name = next((name for name in players if samples[name].wanted), "")
@@ -309,7 +309,7 @@ class PolicyGate:
             self._judge(policy)
 
     def _judge(self, policy: GatedPolicy) -> None:
-        """Deploy or reject the actor on trial, if that is decided."""
+        """Deploy or reject the actor on trial, if its episodes decide."""
         if not self.screened:
             passed = self._passed(self.window, self.SCREENING)
             if passed is False:
@@ -381,7 +381,7 @@ class PolicyGate:
         return result, passed
 
     def warn_of_open_baseline(self) -> None:
-        """Warn, once, if training has ended before an actor could go on trial."""
+        """Warn, once, if training has ended before an actor could be put on trial."""
         if self._practicing and not self.baseline.complete and not self._warned:
             self._warned = True
             warnings.warn(

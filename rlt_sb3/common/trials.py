@@ -1,4 +1,4 @@
-"""Episodes of one player, counted in the order of their start, and what two such samples say about each other."""
+"""Samples of episodes, counted in the order of their start, and tests that compare two samples."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Trial:
 
 class Sample:
     """
-    The first so many episodes that one player has started.
+    The first ``size`` episodes that one player has started.
 
-    Successes are shorter than failures, so the first episodes to *finish* are successes more often than they should
-    be. The first episodes to *start* are a fair sample, as soon as all of them have ended.
+    Successes are shorter than failures, so the first episodes to *finish* are successes too often. The first episodes
+    to *start* are a fair sample as soon as all of them have ended.
 
-    :param size: episodes wanted
-    :param trials: episodes so far, in order of their start
+    :param size: number of episodes wanted
+    :param trials: episodes so far, in the order of their start
     """
 
     def __init__(self, size: int = 0, trials: Iterable[Trial] = ()):
@@ -63,15 +63,19 @@ class Sample:
         return self.trials[-1]
 
     def drop(self, trial: Trial) -> None:
-        """:param trial: does not count; the next one to start is taken in its place"""
+        """
+        Remove an episode that does not count; the next one to start takes its place.
+
+        :param trial: the episode
+        """
         self.trials.remove(trial)
 
     def ended(self, n: int | None = None) -> list[Trial]:
         """
         List the episodes that have ended.
 
-        :param n: of the first so many that have started; None: of all
-        :return: episodes that have ended
+        :param n: look only at the first n that have started; None: at all
+        :return: the episodes
         """
         return [trial for trial in self.trials[:n] if trial.success is not None]
 
@@ -87,11 +91,12 @@ class Sample:
 
     def until(self, last: int) -> Sample:
         """
-        Take the sample that is left if the running episodes are cut off.
+        Cut off the running episodes without a bias.
+
+        To drop only the running episodes would keep the short ones, which are successes more often.
 
         :param last: vector step
-        :return: the sample that is left if the running episodes are cut off: all of it if it is complete, else what
-            was started up to then. To drop the running episodes alone would leave the short ones, which are successes
+        :return: the whole sample if it is complete, else the episodes that started up to ``last``
         """
         return self if self.complete else Sample(self.size, [trial for trial in self.trials if trial.start <= last])
 
@@ -108,15 +113,15 @@ class Sample:
 
 def is_better(sample: Sample, n: int, reference: Sample, level: float, by_speed: bool) -> bool | None:
     """
-    Whether a player is better than another, judged by the first episodes of a sample.
+    Judge by the first episodes of a sample whether a player is better than another.
 
     :param sample: of the player
     :param n: number of episodes to judge by
     :param reference: of the other player, complete
-    :param level: of the tests
-    :param by_speed: whether it has to be quicker with as many successes; else it has to succeed more often, or as often
-        where not even n successes reach the level
-    :return: the verdict; None if it is open. A negative one comes as soon as nothing can change it
+    :param level: significance level of the tests
+    :param by_speed: whether the player has to be quicker with as many successes. Otherwise it has to succeed more
+        often, or as often where not even n successes reach the level
+    :return: the verdict; None while it is open. A negative one comes as soon as no further episode can change it
     """
     trials = sample.ended(n)
     successes, episodes = reference.count()
@@ -157,11 +162,11 @@ def more_successes_p(sample: Sample, reference: Sample) -> float:
 
 def as_successful(sample: Sample, reference: Sample) -> bool:
     """
-    Compare success with what the other sample lets expect in the same tasks.
+    Test whether a sample has as many successes as another one's success rates predict.
 
     :param sample: of one player
     :param reference: of another
-    :return: whether it has as many successes as the other's shares of success let expect in the same tasks
+    :return: whether it has at least the successes expected from the other's success rate in each task
     """
     by_task = tables(sample, reference)
     return sum(k for k, *_ in by_task) >= sum(n * k0 / n0 for _, n, k0, n0 in by_task) - 1e-9

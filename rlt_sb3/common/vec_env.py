@@ -21,20 +21,20 @@ _FINAL_KEYS = frozenset({"final_obs", "final_info", "_final_obs", "_final_info"}
 
 class GymnasiumVecEnv(VecEnv):
     """
-    Makes any Gymnasium ``VectorEnv`` in ``SAME_STEP`` mode usable by Stable-Baselines3.
+    Makes a Gymnasium ``VectorEnv`` in ``SAME_STEP`` mode usable by Stable-Baselines3.
 
-    Stable-Baselines3 asks a ``VecEnv`` to reset a finished sub-environment inside the same step, to return the
+    Stable-Baselines3 expects a ``VecEnv`` to reset a finished sub-environment inside the same step, to return the
     observation after that reset, and to put the last observation of the finished episode in
-    ``info["terminal_observation"]``. ``AutoresetMode.SAME_STEP`` is the one Gymnasium mode with that meaning;
-    ``NEXT_STEP`` would store a made-up transition (ignored action, reward 0) after every episode.
+    ``info["terminal_observation"]``. Of Gymnasium's modes only ``AutoresetMode.SAME_STEP`` does this. ``NEXT_STEP``
+    would store an invalid transition (ignored action, reward 0) after every episode.
 
     Each info has ``outcome``, the :class:`~rlt_sb3.common.chunk_outcome.ChunkOutcome` of the chunk just played.
 
-    No episode statistics are kept here: wrap the result in
-    ``stable_baselines3.common.vec_env.VecMonitor(venv, info_keywords=("is_success",))``.
+    It keeps no episode statistics: wrap it in ``stable_baselines3.common.vec_env.VecMonitor(venv,
+    info_keywords=("is_success",))``.
 
-    :param env: vector environment whose ``metadata["autoreset_mode"]`` is ``AutoresetMode.SAME_STEP``,
-        with a flat observation space (``Box``, ... or a ``Dict`` of them)
+    :param env: vector environment whose ``metadata["autoreset_mode"]`` is ``AutoresetMode.SAME_STEP``, with a flat
+        observation space (``Box``, ... or a ``Dict`` of them)
     :raises TypeError: if ``env`` is no ``VectorEnv``
     :raises ValueError: if the autoreset mode is not SAME_STEP or the observation space is nested
     """

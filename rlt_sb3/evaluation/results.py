@@ -1,4 +1,4 @@
-"""What an evaluation found, as data, CSV and JSON."""
+"""The outcome of an evaluation, as data, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from rlt_sb3.common.stats import wilson_interval
 
 @dataclass(frozen=True)
 class StateResult:
-    """What became of one initial state.
+    """
+    The outcome of one initial state.
 
     :param pair: number of the state in its split's fixed order
     :param task_id: task of the suite

@@ -1,4 +1,5 @@
-"""What a run is made of: plain dataclasses that the command line, YAML files and Python share.
+"""
+The settings of a run: plain dataclasses that the command line, YAML files and Python share.
 
 Imports neither torch nor a simulator.
 """

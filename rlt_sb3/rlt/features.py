@@ -1,4 +1,4 @@
-"""What the networks of RLT see of an observation: the normalized RL token and the normalized proprio."""
+"""The features of RLT's networks: the normalized RL token and the normalized proprio."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,18 +36,19 @@ def proprio_layout(robot: Any) -> list[dict[str, Any]]:
 
 class RLTFeatures(BaseFeaturesExtractor):
     """
-    Normalized ``z_rl`` and ``proprio``, concatenated; ``vla_ref`` is left to the actor.
+    Normalizes ``z_rl`` and ``proprio`` and concatenates them; ``vla_ref`` is left to the actor.
 
-    ``z_rl`` goes through a LayerNorm, without weights of its own: the first layer of every network after it can do
-    their work, and without parameters here a batch's features are the same for all networks. ``proprio`` is scaled by
-    constants, so that there are no running statistics to save or to get wrong: linear parts become
-    ``(p - center) / scale``, and an axis-angle vector becomes the first two columns of its rotation matrix (a gripper
-    that points down is turned by about pi, where axis-angle flips its sign from one step to the next and the matrix
-    does not). The linear parts come first.
+    ``z_rl`` goes through a LayerNorm without weights: the first layer of each network does the same work. Since the
+    features have no parameters, they are the same for all networks and are computed once per batch.
+
+    ``proprio`` is scaled by constants, so there are no running statistics to save. Linear parts become ``(p - center) /
+    scale``. An axis-angle vector becomes the first two columns of its rotation matrix: a gripper that points down is
+    turned by about pi, where axis-angle flips its sign from one step to the next and the matrix does not. The linear
+    parts come first.
 
     :param observation_space: Dict with ``z_rl`` (D,) and ``proprio`` (P,)
     :param token_input: False leaves ``z_rl`` out (ablation: proprio only)
-    :param proprio_norm: "auto" (RLT puts in the layout that the environment's robot describes), "none", a layout (one
+    :param proprio_norm: "auto" (RLT inserts the layout that the environment's robot describes), "none", a layout (one
         dict with ``kind``, ``size``, ``center`` and ``scale`` per part, see :func:`proprio_layout`), or (center,
         scale), P numbers each in any shape: (P,) or (P, 1, 1)
     :raises ValueError: for any other ``proprio_norm``, or one that does not fit P

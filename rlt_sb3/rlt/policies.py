@@ -49,17 +49,17 @@ def check_spaces(obs: Any, action: Any) -> None:
 
 class RLTActor(Actor):
     """
-    Deterministic actor on (z_rl, proprio, vla_ref).
+    Maps (z_rl, proprio, vla_ref) to one chunk, deterministically.
 
-    ``mode="residual"``: ``clamp(vla_ref + f(z_rl, proprio, vla_ref), -1, 1)`` with a zero last layer in ``f``, so that
-    the untrained actor plays the VLA's chunk exactly. ``mode="direct"``: ``clamp(f(...), -1, 1)``, the paper's form
-    (eq. 4), which starts anywhere.
+    ``mode="residual"`` computes ``clamp(vla_ref + f(z_rl, proprio, vla_ref), -1, 1)``. The last layer of ``f`` starts
+    at zero, so the untrained actor plays the VLA's chunk exactly. ``mode="direct"`` computes ``clamp(f(...), -1, 1)``,
+    the paper's form (eq. 4), whose first chunks are arbitrary.
 
     :param observation_space: Dict with ``z_rl``, ``proprio``, ``vla_ref``
     :param action_space: Box(-1, 1, (C, d))
     :param net_arch: hidden layer sizes
     :param features_extractor: normalization of ``z_rl`` and ``proprio``
-    :param features_dim: its output size
+    :param features_dim: output size of the features extractor
     :param activation_fn: activation
     :param normalize_images: unused, there are no pictures
     :param mode: "residual" or "direct"
@@ -129,24 +129,24 @@ class RLTActor(Actor):
 
 class RLTCritic(ContinuousCritic):
     """
-    Ensemble of Q-functions on (z_rl, proprio, chunk), without the reference (paper eq. 3).
+    Ensemble of Q-functions of (z_rl, proprio, chunk); they do not see the reference (paper eq. 3).
 
-    Has the interface of SB3's ``ContinuousCritic``; :meth:`q_values` is the quick way in, :meth:`target_q` and
-    :meth:`actor_q` are what updates use.
+    It has the interface of SB3's ``ContinuousCritic``. Updates use :meth:`target_q` and :meth:`actor_q`;
+    :meth:`q_values` returns the values of all members in one tensor.
 
     :param observation_space: Dict with ``z_rl``, ``proprio``
     :param action_space: Box(-1, 1, (C, d))
     :param net_arch: hidden layer sizes of each member
     :param features_extractor: normalization of ``z_rl`` and ``proprio``
-    :param features_dim: its output size
+    :param features_dim: output size of the features extractor
     :param activation_fn: activation
     :param normalize_images: unused, there are no pictures
     :param n_critics: number of members
     :param share_features_extractor: not supported (the actor's features would be trained by two losses)
-    :param layer_norm: LayerNorm in hidden layers
+    :param layer_norm: use LayerNorm in hidden layers
     :param n_target_critics: members whose minimum is the target, drawn anew each time; None: all
     :param actor_q: Q in the actor's loss: "mean", "min" or "first"
-    :param precision: of the matrix products: "float32", "bfloat16", or "auto"
+    :param precision: precision of the matrix products: "float32", "bfloat16", or "auto"
     """
 
     def __init__(

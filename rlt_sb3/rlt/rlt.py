@@ -42,26 +42,27 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
     The method is that of Xu et al., "RL Token: Bootstrapping Online RL with Vision-Language-Action Models",
     https://arxiv.org/abs/2604.23073. RLT is an algorithm of Stable-Baselines3.
 
-    One environment step is one action chunk of up to C control steps. The observation is a flat Dict of
-    ``z_rl`` (D,), ``proprio`` (P,) and ``vla_ref`` (C, d), the chunk that the frozen VLA proposes; the action is the
-    chunk to execute, Box(-1, 1, (C, d)). All discounts are per control step.
+    One environment step is one action chunk of up to C control steps. The observation is a flat Dict of ``z_rl`` (D,),
+    ``proprio`` (P,) and ``vla_ref`` (C, d), the chunk that the frozen VLA proposes. The action is the chunk to execute,
+    Box(-1, 1, (C, d)). All discounts are per control step.
 
-    Critics learn, with :math:`k \le C` executed steps (paper eq. 3; ``n_steps`` chains several chunks)
+    The critics learn the return of :math:`k \le C` executed steps (paper eq. 3; ``n_steps`` chains several chunks)
 
-    .. math:: y = \sum_{j<k} \gamma^j r_j + \gamma^k (1 - \text{terminated}) \min_i Q'_i(s', a'),
+    .. math:: y = \sum_{j<k} \gamma^j r_j + \gamma^k (1 - \mathrm{terminated}) \min_i Q'_i(s', a'),
 
-    with ``a'`` from the target actor plus clipped noise. The actor minimizes (paper eq. 5)
+    where ``a'`` is the target actor's chunk plus clipped noise. The actor minimizes (paper eq. 5)
 
-    .. math:: -Q(s, a) + \text{bc\_coef} \cdot \tfrac{1}{C d} \lVert (a - \text{vla\_ref}) / \sigma \rVert^2 ,
+    .. math:: -Q(s, a) + \mathrm{bc\_coef} \cdot \tfrac{1}{C d} \lVert (a - \mathrm{vla\_ref}) / \sigma \rVert^2 ,
 
-    with :math:`\sigma` = ``action_scale``. The paper writes the distance as a sum, without sigma: its beta is
-    ``bc_coef / (C * d)`` (20 is 0.36 for C=8, d=7). Both are meant for rewards that add up to at most 1: with a success
-    that pays r, ``r * bc_coef`` weighs as much.
+    where :math:`\sigma` is ``action_scale``. The paper's loss has the sum of squares instead of the mean, and no sigma:
+    its beta is ``bc_coef / (C * d)`` (20 is 0.36 for C=8, d=7). Both are meant for rewards that add up to at most 1. If
+    a success pays r, use ``r * bc_coef``.
 
-    The defaults are the recipe behind the published results. :data:`~rlt_sb3.rlt.presets.PAPER` has the paper's own
-    settings, ``RLT(policy, env, **PAPER)``. The defaults differ because that recipe first falls below the VLA: here the
-    untrained actor plays the VLA's chunk exactly, critics learn before the actor moves, targets stay in the reachable
-    range, and :meth:`predict` plays the VLA's chunk until an actor has beaten the VLA.
+    The defaults are the settings behind the published results. :data:`~rlt_sb3.rlt.presets.PAPER` has the paper's own
+    settings: ``RLT(policy, env, **PAPER)``. With the paper's settings the success rate first falls below the VLA's. The
+    defaults avoid this in four ways: the untrained actor plays the VLA's chunk exactly, the critics learn before the
+    actor moves, targets stay in the reachable range, and :meth:`predict` plays the VLA's chunk until an actor has
+    beaten the VLA.
 
     :param policy: "MultiInputPolicy" or :class:`~rlt_sb3.rlt.policies.RLTPolicy`
     :param env: environment with the spaces above, e.g. ``VecMonitor(GymnasiumVecEnv(make_vec(...)))``
@@ -75,29 +76,30 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
     :param utd: critic updates per stored row, exact for any number of environments (fractions are carried over)
     :param n_steps: consecutive chunks in a return
     :param policy_delay: critic updates per actor and target update, counted over the whole life of the model
-    :param target_policy_noise: standard deviation of the noise on target actions. TD3 has 0.1; here it is 0, because
-        noise shakes free a policy that stands still, and the critics would not notice that it stands still
-    :param target_noise_clip: its limit
+    :param target_policy_noise: standard deviation of the noise on target actions. TD3 has 0.1. The default is 0,
+        because noise can free a policy that stands still, so the critics would not notice that it stands still
+    :param target_noise_clip: limit of the noise on target actions
     :param bc_coef: weight of the *mean* squared distance, over the C*d numbers, to the VLA's chunk (in units of
         ``action_scale``): a number, a :class:`~rlt_sb3.common.schedules.ChunkSchedule` (of the chunks collected), or
         one of SB3's schedules (of the progress remaining, which falls from 1 to 0)
-    :param bc_failure_weight: the pull is multiplied by this in rows whose episode has not ended in success: 1 for all
-        rows alike, 0 for successful episodes only. Episodes still running, and those cut off, are no successes yet.
+    :param bc_failure_weight: factor of the pull in rows whose episode has not ended in success: 1 pulls all rows alike,
+        0 only those of successful episodes. Episodes that still run or were cut off are not successes
     :param reference_dropout: probability, per sample of an actor update, that the actor sees zeros for the whole
         reference chunk; never in :meth:`predict`, rollouts or targets
     :param exploration_std: standard deviation of the Gaussian noise in rollouts after ``learning_starts``; a number or
         one per action dimension (d,)
-    :param action_scale: one unit of action, a number or one per action dimension (d,): noise (in rollouts and on
-        targets) is multiplied by it, the distance of the pull is divided by it. Where the VLA turns the hand by 0.02,
+    :param action_scale: one unit of action, a number or one per action dimension (d,). Noise (in rollouts and on
+        targets) is multiplied by it, and the distance of the pull is divided by it. If the VLA turns the hand by 0.02,
         noise of 0.05 is large, and the pull leaves more room than the VLA ever uses. "auto": 8 standard deviations of
-        the VLA's own actions in the warm-up, per dimension, at least 0.2 and at most 1; :attr:`action_unit` has it
-    :param critic_warmup_updates: extra critic updates, done at once when ``learning_starts`` is over, before the actor
-        may move. With ``actor_mode="direct"`` the actor is meanwhile fitted to the VLA's chunks.
-    :param q_bounds: targets are clipped to this range, the reachable one; (0, 1) fits a sparse reward of 1. A warning
-            tells of returns outside it. None: off
+        the VLA's own actions in the warm-up, per dimension, at least 0.2 and at most 1; :attr:`action_unit` has the
+        result
+    :param critic_warmup_updates: extra critic updates, done at once after ``learning_starts``, before the actor may
+        move. With ``actor_mode="direct"`` the actor is meanwhile fitted to the VLA's chunks
+    :param q_bounds: range to which targets are clipped, the reachable one; (0, 1) fits a sparse reward of 1. Returns
+        outside it cause a warning. None: no clipping
     :param gate: a share of the training episodes are trials, which copies of the actor play without noise.
-        :meth:`predict` plays the VLA's chunk until an actor has beaten the VLA in its trials, and then the last actor
-        that has (with ``actor_mode="direct"`` it plays the untrained actor until then, which is not the VLA). A dict
+        :meth:`predict` plays the VLA's chunk until an actor has beaten the VLA in its trials, and from then on the last
+        actor that has (with ``actor_mode="direct"`` it first plays the untrained actor, which is not the VLA). A dict
         has arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, True stands for its defaults. False: no gate,
         :meth:`predict` plays the present actor
     :param action_noise: further noise in rollouts, shape (C, d), e.g. :class:`~rlt_sb3.common.noise.HeldNoise`
@@ -227,7 +229,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self.n_steps = n_steps
 
     def _describe_proprio(self) -> None:
-        """Put what the environment's robot says of ``proprio`` into ``policy_kwargs``, which are saved."""
+        """Store the layout of ``proprio``, which the environment's robot describes, in ``policy_kwargs``."""
         robot = metadata_of(self.env).get("robot")
         given = self.policy_kwargs.get("features_extractor_kwargs") or {}
         takes = issubclass(self.policy_kwargs.get("features_extractor_class", RLTFeatures), RLTFeatures)
@@ -251,7 +253,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         return unit_from_spread(references)
 
     def _measure_unit(self) -> None:
-        """Take what "auto" finds now for good: the critics learn under this noise."""
+        """Fix the unit that "auto" finds now: it must not change once the critics learn under this noise."""
         assert isinstance(self.replay_buffer, ChunkReplayBuffer)
         if isinstance(self.action_scale, str) and self._measured_unit is None and self.replay_buffer.size() > 0:
             self._measured_unit = self.action_unit.tolist()
@@ -432,7 +434,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> SelfRLT:
-        """See Stable-Baselines3; ``total_timesteps`` is the number of chunks to collect."""
+        """Collect ``total_timesteps`` chunks and learn from them, see Stable-Baselines3."""
         return super().learn(
             total_timesteps=total_timesteps,
             callback=callback,

@@ -83,13 +83,11 @@ def geom_records(scene: mujoco.MjvScene) -> np.ndarray | None:
 
 class _View:
     """
-    The display lists of one camera's pictures.
-
-    Each geom has two: what the picture and what the mirror shows of it, with the pose that they were made for and the
-    number of their triangles.
+    The display lists of one camera's pictures: for each geom one for the picture and one for the mirror.
 
     :param room: Largest number of geoms.
     :param context: MuJoCo's, whose list of planes is called by the view's.
+    :param own_planes: Number of MuJoCo's first list of planes.
     """
 
     def __init__(self, room: int, context: Any, own_planes: int):
@@ -142,10 +140,7 @@ class _View:
 
 class GeomCulling:
     """
-    Draws less of scenes without large meshes.
-
-    Leaves out whole geoms outside the picture and those with no alpha, and draws the small boxes of one body and color
-    as one.
+    Scenes without large meshes: leaves out invisible geoms, and draws the small boxes of one body and color as one.
 
     :param model: The viewer's model.
     :param context: Made from it; must be current.

@@ -1,4 +1,4 @@
-"""The running episode of a sub-environment, and how rows that begin inside a chunk are put together."""
+"""The running episode of a sub-environment, and the construction of rows that begin inside a chunk."""
 
 from dataclasses import dataclass, field
 
