@@ -256,7 +256,7 @@ def main() -> int:
     """Run the campaign and print its report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--injections", type=int, default=300)
-    parser.add_argument("--minutes", type=float, default=60.0, help="stop after so long, with what was done")
+    parser.add_argument("--minutes", type=float, default=60.0, help="stop after this time, and report what was done")
     parser.add_argument("--num-envs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write the table as JSON as well")

@@ -109,7 +109,7 @@ def run(
     baseline = np.random.random(states) < vla.rate
     playing, left, success = np.full(n_envs, -1.0), np.zeros(n_envs, int), np.zeros(n_envs, bool)
     dones = np.ones(n_envs, bool)
-    # all episodes end at multiples of so many chunks, and nothing happens in between: one vector step stands for them
+    # all episodes end at multiples of ``unit`` chunks, and nothing happens in between: one vector step stands for them
     unit = math.gcd(FAILURE, *vla.lengths, *learner(0.0).lengths)
     goes_on, fails, succeeds = (
         ChunkOutcome(C * unit, np.zeros(C), np.zeros((C, 7)), success=success) for success in (False, False, True)

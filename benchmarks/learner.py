@@ -7,7 +7,7 @@ Gradient updates per second: RLT against Stable-Baselines3's TD3 on the same sha
 "Equal work" means two critics of the same layers, no LayerNorm, float32, one actor and target update in two, the actor
 follows the first critic. "operations" is how many times as many floating-point operations TD3 needs for that, by
 PyTorch's own count: as fast as that RLT can be with the same matrix products. The same with bfloat16 products in the
-critics stands beside it, and RLT as it comes: five critics with LayerNorm (float32). Times are CPU times of this
+critics stands beside it, and RLT with its defaults: five critics with LayerNorm (float32). Times are CPU times of this
 process, so that other processes do not count.
 """
 
@@ -96,7 +96,7 @@ def main() -> None:
     print("updates per second of CPU time (median of rounds), ratio = RLT / TD3 of the same round\n")
     print(
         "| z_rl | batch | TD3 | RLT, equal work | ratio (lowest to highest) | operations | bfloat16 | ratio "
-        "| as it comes | ratio |" + (" compiled | ratio |" if args.compile else "")
+        "| defaults | ratio |" + (" compiled | ratio |" if args.compile else "")
     )
     print("|" + "---|" * (12 if args.compile else 10))
     results = []

@@ -3,7 +3,7 @@
     python benchmarks/libero.py [--parts step,reset,physics,workers,vector,pixels] [--rounds 3] [--json FILE]
 
 Stock is LIBERO's own ``OffScreenRenderEnv`` (hard resets, both cameras drawn at every control step). Every competitor
-is a process of its own; they take turns chunk by chunk, so that whatever else the machine does hits all of them alike.
+is a separate process; they take turns chunk by chunk, so that whatever else the machine does hits all of them alike.
 Only CPU time (user and system, children included) is compared. Ratios are stock / other: above 1 is faster.
 """
 
@@ -40,11 +40,11 @@ def cpu_seconds() -> float:
     return total
 
 
-# ---------------------------------------------------------------- competitors: each lives in a process of its own
+# ---------------------------------------------------------------- competitors: each lives in a separate process
 
 
 class Stock:
-    """LIBERO as it comes; without ``pictures`` it has no cameras at all."""
+    """Stock LIBERO; without ``pictures`` it has no cameras at all."""
 
     def __init__(self, suite: str, task: int, assets: str, pictures: bool = True):
         from rlt_gym.libero.assets import resolve_assets
@@ -355,7 +355,7 @@ def bench_workers(rounds: int) -> list[dict[str, Any]]:
 
 
 def bench_vector(rounds: int) -> list[dict[str, Any]]:
-    """Two simulators in processes of their own, per control step and simulator."""
+    """Measure two simulators in separate processes, per control step and simulator."""
     where = {"suite": "libero_goal", "task": 0, "assets": "official", "number": 2}
     competitors = started(
         stock=("Vector", {**where, "kind": "subproc"}),

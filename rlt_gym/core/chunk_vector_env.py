@@ -46,7 +46,7 @@ class Played:
     :param step_rewards: float32 (k,), rewards of the executed control steps, 1 <= k <= C.
     :param success: Whether the task is solved, which ends chunk and episode.
     :param inner: Observations at those of the control steps s, 2s, ... < C that lie before step k, in order.
-    :param said: What the hooks said about the chunk, see :meth:`rlt_gym.workers.hooks.WorkerHooks.end_chunk`.
+    :param reported: What the hooks reported about the chunk, see :meth:`rlt_gym.workers.hooks.WorkerHooks.end_chunk`.
     :param frames: If the environment is filmed, the frames after control steps 1 to k - 1.
     """
 
@@ -54,7 +54,7 @@ class Played:
     step_rewards: np.ndarray
     success: bool
     inner: Sequence[Observation] = ()
-    said: dict[str, Any] = field(default_factory=dict)
+    reported: dict[str, Any] = field(default_factory=dict)
     frames: Sequence[np.ndarray] = ()
 
 
@@ -180,8 +180,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
         self._hooks = {"intervention": None, "critical_phase": None, **(hooks or {})}
-        #: What the hooks of each env said last.
-        self._said: list[dict[str, Any]] = [{}] * self.num_envs
+        #: What the hooks of each env reported last.
+        self._reported: list[dict[str, Any]] = [{}] * self.num_envs
         #: What each env is playing; ``None`` before the first reset.
         self.episodes: list[Episode | None] = [None] * self.num_envs
         #: The actions of the last step.
@@ -200,7 +200,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         Start the episodes ``self.episodes[env]``.
 
         :param envs: Indices of the environments; the others are not touched.
-        :return: By environment, the first observation and what the hooks said about it, see
+        :return: By environment, the first observation and what the hooks reported about it, see
             :meth:`rlt_gym.workers.hooks.WorkerHooks.begin_episode` ({} without hooks).
         """
         raise NotImplementedError
@@ -286,7 +286,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
             ``None`` (or a list of it) keeps the present one.
         :param options: ``init_states`` switches the split; ``reset_mask`` (bool (num_envs,)) resets a part;
             ``shard`` (k, n) leaves, from this full reset to the next one, only the episodes k, k + n, k + 2n, ... of
-            the sequence, so that n environments can divide an evaluation among them. Others, which libraries hand on
+            the sequence, so that n environments can divide an evaluation among them. Others, which libraries pass
             to every environment (Minari's ``minari_autoseed``), are ignored with a warning.
         :return: Observations and infos of all environments; where a part is reset, infos of that part.
         :raises ValueError: A bad seed or option; the environments are untouched.
@@ -313,8 +313,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         for env in envs:
             episode = self.episodes[env] = self.sequence.next(env)
             episode.noise_seed = self.sequence.noise_seed(episode, self.tasks[episode.task_index].task_id)
-        for env, (observation, said) in self._start_episodes(envs).items():
-            self._observations[env], self._said[env], self._dones[env] = observation, said, False
+        for env, (observation, reported) in self._start_episodes(envs).items():
+            self._observations[env], self._reported[env], self._dones[env] = observation, reported, False
 
     # ------------------------------------------------------------------ steps
 
@@ -344,7 +344,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
             raise RuntimeError("call reset() before step()")
         if self._dones.any() and self.autoreset_mode == AutoresetMode.DISABLED:
             raise RuntimeError("a finished environment must be reset before it is stepped (autoreset is disabled)")
-        self._asked, self._said = array, [{}] * self.num_envs
+        self._asked, self._reported = array, [{}] * self.num_envs
         begun = np.flatnonzero(self._dones).tolist()  # under NEXT_STEP; their actions are ignored
         if begun:
             self._begin_episodes(begun)
@@ -365,7 +365,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
                 step_infos.append(self._info(env, restarted=True))
                 continue
             result = played[env]
-            self._observations[env], self._said[env] = result.observation, result.said
+            self._observations[env], self._reported[env] = result.observation, result.reported
             self._episode(env).steps += len(result.step_rewards)
             rewards[env] = result.step_rewards.sum()
             terminations[env] = result.success
@@ -411,7 +411,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
             task.task_id,
             task.instruction,
             self._hooks,
-            self._said[env],
+            self._reported[env],
             step_rewards=None if played is None else played.step_rewards,
             success=played is not None and played.success,
             actions=None if played is None else self._asked[env],

@@ -73,12 +73,12 @@ class InProcessVectorEnv(ChunkVectorEnv):
         for env in envs:
             self._steps[env] = 0
             self._begin(env)
-            said = self._worker_hooks[env].begin_episode(
+            reported = self._worker_hooks[env].begin_episode(
                 SimpleNamespace(env=self, index=env),
                 self._episode(env).init_index,
                 takeover=self.sequence.split == "train",
             )
-            started[env] = self._observe(env), said
+            started[env] = self._observe(env), reported
         return started
 
     def _play(self, chunks: dict[int, np.ndarray]) -> dict[int, Played]:
@@ -100,8 +100,8 @@ class InProcessVectorEnv(ChunkVectorEnv):
                 break
             if len(rewards) in self._inner_steps and len(rewards) < len(chunk):
                 inner.append(self._observe(env))
-        said = self._worker_hooks[env].end_chunk()
-        return Played(self._observe(env), np.array(rewards, dtype=np.float32), bool(success), inner, said, frames)
+        reported = self._worker_hooks[env].end_chunk()
+        return Played(self._observe(env), np.array(rewards, dtype=np.float32), bool(success), inner, reported, frames)
 
     def _draw(self, envs: Sequence[int]) -> dict[int, np.ndarray]:
         return {env: self._frame(env) for env in envs}

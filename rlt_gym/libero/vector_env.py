@@ -83,7 +83,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
     :param render_mode: ``None`` or ``"rgb_array"`` (:meth:`render` gives upright 256-pixel frames).
     :param seed: Seed until :meth:`reset` is given one; ``None``: drawn from the operating system's entropy.
         ``np_random_seed`` is the present one.
-    :param obs_stride: Also observe every so many control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
+    :param obs_stride: Also observe every s control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
     :param intervention: Who may take over, ``"module:Class"`` or ``"module:function"``, see
         :mod:`rlt_gym.libero.interventions`.
     :param intervention_kwargs: Keyword arguments of the class or function.
@@ -206,8 +206,8 @@ class LiberoVectorEnv(ChunkVectorEnv):
         pending = list(envs)
         while pending:
             answers, failures = self._pool.ask({env: ("reset", self._reset_arguments(env)) for env in pending})
-            for env, (rest, said) in answers.items():
-                started[env] = self._pool.clients[env].pictures.take(rest, 0), said
+            for env, (rest, reported) in answers.items():
+                started[env] = self._pool.clients[env].pictures.take(rest, 0), reported
                 self._lost.discard(env)
             for env, failure in failures.items():
                 self._pool.restart(env, failure)
@@ -230,10 +230,10 @@ class LiberoVectorEnv(ChunkVectorEnv):
 
     def _played(self, env: int, answer: tuple[Any, ...]) -> Played:
         """Read a worker's answer to a chunk, and the pictures that it left in shared memory."""
-        rest, step_rewards, success, inner, said, frames = answer
+        rest, step_rewards, success, inner, reported, frames = answer
         pictures = self._pool.clients[env].pictures
         observations = [pictures.take(inner_rest, slot) for slot, inner_rest in enumerate(inner, start=1)]
-        return Played(pictures.take(rest, 0), step_rewards, success, observations, said, frames)
+        return Played(pictures.take(rest, 0), step_rewards, success, observations, reported, frames)
 
     def _draw(self, envs: Sequence[int]) -> dict[int, np.ndarray]:
         """Frames of upright 256 pixels; an env that cannot draw one any more loses its episode in the next step."""
@@ -277,7 +277,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
         """
         End the workers. ``close()`` is idempotent.
 
-        :param kwargs: Ignored; Gymnasium hands on what ``close`` was given.
+        :param kwargs: Ignored; Gymnasium passes the arguments of ``close``.
         """
         if hasattr(self, "_pool"):
             self._pool.close()

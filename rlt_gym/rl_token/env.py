@@ -88,7 +88,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
         self.single_action_space = spaces.Box(-1.0, 1.0, shape, np.float32)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        # what the last info of each env said; a partial reset reports on some envs only
+        # what the last info of each env reported; a partial reset reports on some envs only
         self._instruction = [""] * self.num_envs
         self._seed_key = np.zeros((self.num_envs, 2), dtype=np.int64)
         self._critical = np.ones(self.num_envs, dtype=bool)

@@ -47,7 +47,7 @@ class _FakeVectorEnv(InProcessVectorEnv):
         environments draw one (``None``)
     :param autoreset_mode: SAME_STEP, NEXT_STEP or DISABLED
     :param render_mode: None or "rgb_array"
-    :param obs_stride: also observe every so many control steps inside a chunk, see ``LIBERO-v0``
+    :param obs_stride: control steps between observations inside a chunk, see ``LIBERO-v0``
     :param intervention: ``f(simulator, proposed, step)``, as for ``LIBERO-v0``; the "simulator" has ``env`` and
         ``index``, the number of the sub-environment
     :param critical_phase: ``f(simulator)``, likewise
@@ -257,8 +257,8 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
         :raises ValueError: for a wrong shape or numbers that are not finite; nothing is executed then
         """
         chunks = self._checked_actions(actions)
-        for env, said in enumerate(self._said):
-            if not said.get("critical_phase", True):
+        for env, reported in enumerate(self._reported):
+            if not reported.get("critical_phase", True):
                 chunks[env] = self._observations[env]["vla_ref"]
         return super().step(chunks)
 

@@ -43,9 +43,9 @@ class VLASpec:
     :param stochastic: Whether the chunk depends on ``seed``.
     :param cameras: Keys of the pictures that it reads from the observation.
     :param image_size: Edge in pixels to which it resizes frames before it reads them, so that larger ones tell it
-        nothing more; ``None`` = not said.
+        nothing more; ``None`` = unknown.
     :param assets: Kind of simulation assets it was trained on (``"embedded"``, ``"official"``), so that a benchmark can
-        warn about others; ``None`` = not said.
+        warn about others; ``None`` = unknown.
     :param frame_size: Edge in pixels of the frames that it needs, if it is not ``image_size``: an environment draws
         frames of this size. ``None`` = ``image_size`` and larger.
     :param state_dim: Numbers P of ``state`` that it needs; ``None`` = any.

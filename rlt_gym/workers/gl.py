@@ -1,7 +1,7 @@
 """Which OpenGL the workers draw with: the GPU through EGL where that works, OSMesa on the CPU otherwise.
 
 Decided once, before a worker starts: MuJoCo and PyOpenGL bind to one of them when they are imported. The trial runs in
-a process of its own, so that no GL library comes into the one that trains.
+a separate process, so that no GL library is loaded into the training process.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def cuda_index(environment: Mapping[str, str]) -> int:
 
 def egl_index(cuda: int, cuda_of_egl: Sequence[int | None]) -> int | None:
     """
-    EGL counts devices in an order of its own, software ones included.
+    EGL counts devices in another order than CUDA, and includes software devices.
 
     :param cuda: Number of the GPU in CUDA's order.
     :param cuda_of_egl: For each EGL device its CUDA number, or ``None`` if it has none.

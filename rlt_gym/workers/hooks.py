@@ -33,7 +33,7 @@ def load_hook(hook: dict[str, Any] | Callable[..., Any]) -> tuple[Any, Callable[
 
 class WorkerHooks:
     """
-    Asks the hooks of one worker and keeps what they said.
+    Asks the hooks of one worker and keeps their answers.
 
     :param action_size: Numbers in the action of a control step.
     :param intervention: Of :func:`rlt_gym.core.hooks.check_hook`, a function, or ``None``.

@@ -23,7 +23,7 @@ def split_name(target: Any, allowed: str) -> tuple[str, str]:
         raise ValueError(allowed)
     module, name = target.split(":")
     if module == "__main__":
-        raise ValueError(f"{allowed}: workers cannot import a script that is running, put it into a module of its own")
+        raise ValueError(f"{allowed}: workers cannot import a script that is running, put it into a separate module")
     return module, name
 
 

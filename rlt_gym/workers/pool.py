@@ -19,7 +19,7 @@ __all__ = ["WorkerError", "WorkerFailure", "WorkerPool"]
 
 logger = logging.getLogger(__name__)
 
-#: A worker that broke so many times in a row without one answer would do so again.
+#: A worker that broke this many times in a row without one answer would break again.
 _IN_A_ROW = 3
 
 

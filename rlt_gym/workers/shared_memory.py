@@ -79,6 +79,6 @@ class SharedPictures:
 
         :param rest: What :meth:`put` returned.
         :param slot: Where it put the pictures.
-        :return: The observation, in arrays of its own.
+        :return: The observation, in new arrays.
         """
         return {**{key: pictures[slot].copy() for key, pictures in self._pictures.items()}, **rest}

@@ -1,6 +1,6 @@
 """The process that owns the simulators of one environment.
 
-Messages are ``(number, command, arguments)`` on a socket of their own; answers are ``(number, "ok", value)`` or
+Messages are ``(number, command, arguments)`` on a separate socket; answers are ``(number, "ok", value)`` or
 ``(number, "error", traceback)``. Pictures go through shared memory. Whatever libraries print goes to a log, of which
 the environment shows the end when something fails. The process ends with its owner (:mod:`rlt_gym.workers.watchdog`).
 
@@ -94,8 +94,8 @@ class Worker:
         observation = self._current.reset(split, index)
         seed = self._current.episode_seed(split, index)
         # What a policy can do is measured without help.
-        said = self._hooks.begin_episode(self._current, seed, takeover=split == "train")
-        return self._pictures.put(observation, 0), said
+        reported = self._hooks.begin_episode(self._current, seed, takeover=split == "train")
+        return self._pictures.put(observation, 0), reported
 
     def step(
         self, actions: np.ndarray, observe_at: tuple[int, ...] = (), film: bool = False
@@ -114,9 +114,9 @@ class Worker:
         if film:
             choose = self._filming(choose, frames)
         result = self._current.step_chunk(actions, observe_at=observe_at, choose=choose)
-        said = self._hooks.end_chunk()
+        reported = self._hooks.end_chunk()
         inner = [self._pictures.put(observation, slot) for slot, observation in enumerate(result.inner, start=1)]
-        return self._pictures.put(result.observation, 0), result.step_rewards, result.success, inner, said, frames
+        return self._pictures.put(result.observation, 0), result.step_rewards, result.success, inner, reported, frames
 
     def _filming(self, choose: Choose | None, frames: list[np.ndarray]) -> Choose:
         """

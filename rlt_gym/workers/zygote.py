@@ -2,7 +2,7 @@
 
 A forked worker starts in a fraction of the time and shares with its siblings the memory of all that. The zygote is a
 plain subprocess of the training process, so nothing of that one (torch, threads, GL, CUDA) is forked; it has one
-thread and no GL context itself. It talks over a socket of its own and ends with its parent; the kernel then ends its
+thread and no GL context itself. It talks over a separate socket and ends with its parent; the kernel then ends its
 workers (:func:`rlt_gym.workers.watchdog.kill_me_with_parent`).
 """
 

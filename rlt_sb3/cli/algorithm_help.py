@@ -36,10 +36,10 @@ def default_text(value: Any) -> str:
 
 
 def _describe(setting: Setting, default: Any, note: str = "") -> str:
-    said = [f"type: {setting.type_name}"]
+    text = [f"type: {setting.type_name}"]
     if default is not REQUIRED:
-        said.append(f"default: {default_text(default)}{note}")
-    return f"{setting.text} ({', '.join(said)})".strip().replace("%", "%%")
+        text.append(f"default: {default_text(default)}{note}")
+    return f"{setting.text} ({', '.join(text)})".strip().replace("%", "%%")
 
 
 def algorithm_help(name: str) -> str:

@@ -104,7 +104,7 @@ def check_versions() -> Iterator[Finding]:
 
 
 def check_gl() -> Iterator[Finding]:
-    """Each back end in a process of its own, since MuJoCo binds one at import."""
+    """Try each back end in a separate process, since MuJoCo binds one at import."""
     works = {}
     for backend in GL_FIXES:
         environment = {**os.environ, "MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend}
@@ -114,14 +114,14 @@ def check_gl() -> Iterator[Finding]:
             )
             works[backend] = "RENDERED" in done.stdout
             lines = done.stdout.strip().splitlines() if works[backend] else done.stderr.strip().splitlines()
-            said = lines[-1] if lines else f"exit code {done.returncode}"
+            output = lines[-1] if lines else f"exit code {done.returncode}"
         except subprocess.TimeoutExpired:
-            works[backend], said = False, "no picture within 120 s"
+            works[backend], output = False, "no picture within 120 s"
         if works[backend]:
-            took, driver = said.removeprefix("RENDERED ").split("|")
+            took, driver = output.removeprefix("RENDERED ").split("|")
             yield Finding(True, f"GL back end {backend} draws a 128-pixel picture in {took} ({driver})")
         else:  # one back end is enough
-            yield Finding(True, f"GL back end {backend} does not work: {said[:150]}", GL_FIXES[backend])
+            yield Finding(True, f"GL back end {backend} does not work: {output[:150]}", GL_FIXES[backend])
     chosen = os.environ.get("MUJOCO_GL") or ("egl" if Path("/dev/nvidia0").exists() else "osmesa")
     if works.get(chosen):
         yield Finding(True, f"workers draw with {chosen}")
@@ -192,8 +192,8 @@ def check_interpreter() -> Iterator[Finding]:
     if done.returncode == 0:
         yield Finding(True, f"workers run under {path} ({what}): {done.stdout.strip()}")
     else:
-        said = (done.stderr.strip().splitlines() or ["it failed"])[-1]
-        yield Finding(False, f"workers run under {path} ({what}): {said}", f"{path} -m pip install hf-libero==0.1.4")
+        output = (done.stderr.strip().splitlines() or ["it failed"])[-1]
+        yield Finding(False, f"workers run under {path} ({what}): {output}", f"{path} -m pip install hf-libero==0.1.4")
 
 
 def check_rollouts(assets: str, suites: list[str]) -> Iterator[Finding]:

@@ -82,7 +82,7 @@ class EnsembleMLP(nn.Module):
 
         :param x: inputs (B, input_dim), or their first part if ``actions`` are given
         :param members: indices of the members to evaluate; all by default
-        :param actions: the last part of the inputs. Where the weights get no gradient it has a product of its own: no
+        :param actions: the last part of the inputs. Where the weights get no gradient it is multiplied separately: no
             copy to join the parts, and no gradient of the wide part on the way back.
         :return: outputs (members, B)
         """

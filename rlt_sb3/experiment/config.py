@@ -109,14 +109,14 @@ class TrainConfig:
     :param total_chunks: number of chunks to collect, over all simulators; one chunk is one transition
     :param total_control_steps: stop training after this many control steps, over all simulators
     :param max_minutes: stop training after this many minutes, selection evaluations included
-    :param save_every: write a checkpoint every so many chunks, besides those after selection evaluations; training
+    :param save_every: number of chunks between two checkpoints, besides those after selection evaluations; training
         episodes are interrupted there
     :param keep_checkpoints: number of checkpoints that can be resumed; older ones keep only their model
     :param guard: what to do when a selection evaluation is below the frozen VLA's 95 % interval: "warn", or "restore"
         (the best networks so far replace the present ones)
     :param video_every: film every n-th training episode, and every n-th selection state
     :param wandb: keyword arguments of ``wandb.init``, e.g. ``{project: rlt}``, to log to Weights & Biases as well
-    :param resume: folder of a run, or one of its checkpoints, to go on with
+    :param resume: folder of a run, or one of its checkpoints, to resume
     :param seed: seed of the algorithm and of the initial states of training
     :param torch_threads: threads of torch in the training process; None: one if the networks train on the CPU (the
         simulators need the other cores, and results do not depend on the number of cores), else torch's own default
@@ -155,7 +155,7 @@ class TrainConfig:
         return -(-self.total_chunks // self.evaluation.selection_every)
 
     def to_dict(self) -> dict[str, Any]:
-        """:return: what YAML files hold: the settings, each algorithm's as a section of its own (unless it is empty)"""
+        """:return: what YAML files hold: the settings, each algorithm's as a section (unless it is empty)"""
         data = asdict(self)
         place = list(data).index("algorithms")
         sections = {name: section for name, section in data.pop("algorithms").items() if section}
@@ -295,8 +295,8 @@ class EvalConfig:
             raise ValueError(f"tasks must be one or more different numbers, for example --tasks 0 1, got {self.tasks}.")
         if self.all_checkpoints and self.shard is not None:
             raise ValueError(
-                "shard does not go with all_checkpoints, whose table has whole evaluations only; max_parallel shares "
-                "that work among processes."
+                "shard cannot be used with all_checkpoints, whose table has whole evaluations only: leave it out "
+                "(max_parallel shares that work among processes)."
             )
 
 

@@ -23,7 +23,7 @@ class Run:
 
     :param config: its settings
     :param env: the vector environment of training
-    :param eval_env: that of the evaluations; the same, or one with simulators of its own
+    :param eval_env: environment of the evaluations: the same, or one with separate simulators
     :param files: its folder
     :param progress: its progress bar
     :param interrupt: asked between chunks whether to stop

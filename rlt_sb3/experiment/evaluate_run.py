@@ -130,7 +130,7 @@ def _play(
 
 
 def _play_in_parallel(config: EvalConfig, models: Models, n_states: int, split: str) -> dict[str, Evaluation]:
-    """``max_parallel`` at a time, each with simulators of its own."""
+    """Evaluate ``max_parallel`` models at a time, each with separate simulators."""
     arguments = [config.run, "--split", split, "--n_states", str(n_states)]
     for option, value in (("--num_envs", config.num_envs), ("--device", config.device), ("--tasks", config.tasks)):
         arguments += [] if value is None else [option, str(value)]

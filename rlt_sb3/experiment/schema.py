@@ -112,7 +112,7 @@ def config_schema() -> dict[str, Any]:
     """:return: schema of the files that ``rlt train --config`` reads"""
     schema = dataclass_schema(TrainConfig)
     properties = schema["properties"]
-    del properties["algorithms"]  # in a file each algorithm has a section of its own
+    del properties["algorithms"]  # in a file each algorithm is a section
     properties["algorithm"]["enum"] = list(algorithm_names())
     for name in algorithm_names():
         algorithm = get_algorithm(name)

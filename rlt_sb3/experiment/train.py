@@ -180,7 +180,7 @@ def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[
         return folder, None, json.loads(results.read_text()) if results.is_file() else None
     data = checkpoint.read_state()["results"]
     later = [c.path.name for c in later_checkpoints(folder, checkpoint.chunks)]
-    if later:  # said while there is time for Ctrl-C: simulators and VLA take a while to start
+    if later:  # printed while there is time for Ctrl-C: simulators and VLA take a while to start
         print(
             f"The run goes on from {checkpoint.path.name}; what it has after that is discarded: {', '.join(later)} and "
             f"their rows of metrics.csv. To keep them, copy {folder} first.",

@@ -43,11 +43,11 @@ GEOM = np.dtype(
 #: (:data:`rlt_gym.libero.rendering.triangles.SLACK`) is more than this and OpenGL's rounding together.
 STILL = 1 / 512
 
-#: After so many pictures all lists are emptied and all triangles chosen again: Mesa keeps lists in large blocks, and a
-#: single list that never changes, or that nothing shows any more, would keep a whole block.
+#: After this many pictures all lists are emptied and all triangles are chosen again: Mesa keeps lists in large blocks,
+#: and a single list that never changes, or that nothing shows any more, would keep a whole block.
 RENEWAL = 64
 
-#: Below so many triangles in all there is nothing to gain.
+#: Below this total number of triangles there is nothing to gain.
 FEWEST_TRIANGLES = 1000
 
 _GEOM = int(mujoco.mjtObj.mjOBJ_GEOM)

@@ -16,7 +16,7 @@ SLACK = 1 / 128
 #: Meters from the camera below which nothing is left out, since rounding shows the more the closer things are.
 NEAREST = 0.03
 
-#: Mesa's software OpenGL takes triangles in batches of so many and draws a whole batch another way once a part of it
+#: Mesa's software OpenGL takes triangles in batches of this size and draws a whole batch another way once a part of it
 #: must be clipped, which shows in the last bit of depths.
 BATCH = 341
 

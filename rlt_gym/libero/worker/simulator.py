@@ -49,7 +49,7 @@ class LiberoSimulator:
 
     def __init__(self, suite: str, task_id: int, image_size: int = 128, render: str = "exact", compiled: bool = True):
         self.task = get_task(suite, task_id)
-        # Cameras and observables are ours, so robosuite needs no GL context of its own; hard resets would rebuild the
+        # Cameras and observables are ours, so robosuite itself needs no GL context; hard resets would rebuild the
         # model only to overwrite its state. The horizon is the vector environment's.
         self.env = ControlEnv(
             bddl_file_name=str(self.task.bddl_file),

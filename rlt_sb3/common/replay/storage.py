@@ -86,7 +86,7 @@ class TransitionStorage:
 
     Every observation is kept once: the next observation of a row is the slot that its pointer names. That slot was
     always filled later, so the ring overwrites it later, and no pointer of a living row can dangle. The final
-    observation of an episode takes a slot of its own. Memory is fixed: :attr:`bytes_per_slot` times the slots.
+    observation of an episode takes another slot. Memory is fixed: :attr:`bytes_per_slot` times the slots.
 
     :param size: number of slots that are used in turn
     :param observation_space: flat Dict space

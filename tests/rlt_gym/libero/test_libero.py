@@ -188,7 +188,7 @@ def test_each_suite_has_its_horizons(suite, whole, training, monkeypatch):
 
 @pytest.mark.sim
 def test_what_users_of_gymnasium_see_of_the_horizons():
-    """Nothing is said: a training episode ends after 160 control steps, an evaluation's after LIBERO's 300."""
+    """Nothing is reported: a training episode ends after 160 control steps, an evaluation's after LIBERO's 300."""
     single = gym.make("LIBERO-v0", task_ids=[1], chunk_length=100, **FAST)
     still = np.zeros((100, 7), dtype=np.float32)
     lengths = {}

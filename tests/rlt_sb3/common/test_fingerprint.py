@@ -107,7 +107,7 @@ def test_run_without_an_entry_is_not_checked(tmp_path, monkeypatch):
 
 
 def test_shards_of_other_weights_are_not_merged(tmp_path, monkeypatch, capsys):
-    """The run says nothing, each machine has weights of its own."""
+    """The run says nothing, each machine has other weights."""
     run = train(quick(tmp_path, "ToyRLToken-v0", total_chunks=40)).run
     files = [str(tmp_path / f"{k}.json") for k in (1, 2)]
     for k, fingerprint in enumerate((ONE, OTHER)):

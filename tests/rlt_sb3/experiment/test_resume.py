@@ -1,4 +1,4 @@
-"""A run that is cut in two and resumed ends where the uninterrupted one ends; what breaks is said, not lost."""
+"""A run that is cut in two and resumed ends where the uninterrupted one ends; what breaks is reported, not lost."""
 
 import os
 import resource
@@ -33,7 +33,7 @@ def no_report(monkeypatch):
 
 
 def parameters(path, algorithm):
-    """Networks, targets and optimisers."""
+    """Networks, targets and optimizers."""
     return load_model(algorithm, path, device="cpu").get_parameters()
 
 
@@ -50,7 +50,7 @@ def config_of_whole(out, **changes):
 
 
 def train_until_it_dies(config, chunks, monkeypatch):
-    """A run that breaks off after so many chunks, between two checkpoints."""
+    """A run that breaks off after a number of chunks, between two checkpoints."""
     from rlt_sb3.callbacks.budget import BudgetCallback
 
     original = BudgetCallback._on_step

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Watch(BaseCallback):
-    """What is handed out, and what is on trial, on fixed observations."""
+    """Chunks of the deployed actor and of the actor on trial, on fixed observations."""
 
     def __init__(self, obs):
         super().__init__()
