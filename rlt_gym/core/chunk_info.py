@@ -31,7 +31,7 @@ def chunk_info(
     :param task_id: Of its task.
     :param instruction: Of its task.
     :param hooks: The environment's hooks by name, ``None`` for those that it does not have.
-    :param reported: What the env's hooks reported, see :class:`rlt_gym.workers.hooks.WorkerHooks`; empty where it was lost.
+    :param reported: The hooks' report, see :class:`rlt_gym.workers.hooks.WorkerHooks`; empty if the worker was lost.
     :param step_rewards: Rewards (k,) of the executed control steps; ``None`` where none was executed.
     :param success: Whether the task is solved.
     :param actions: The chunk (C, d) that was asked for; ``None`` at a reset and where the env was lost.

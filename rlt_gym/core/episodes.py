@@ -256,8 +256,8 @@ class EpisodeSequence:
         """
         Start the sequence over, as a reset of all environments does.
 
-        :param split: The split to go on with; ``None``: the same.
-        :param seed: New seed, which starts the training sequence over; ``None``: the same. If the split to go on with
+        :param split: The new split; ``None``: the same.
+        :param seed: New seed, which starts the training sequence over; ``None``: the same. If the new split
             is a held-out one, it becomes the seed of the evaluation as well.
         :param shard: (k, n) leaves only the episodes k, k + n, k + 2n, ... until the next restart; ``None``: all.
         :raises ValueError: A bad seed or split.

@@ -95,7 +95,7 @@ def save_rl_token(
     provenance: dict[str, Any] | None = None,
 ) -> None:
     """
-    Write encoder (and decoder) as float16 safetensors with architecture and VLA fingerprint, provenance as JSON beside.
+    Write encoder (and decoder) as float16 safetensors with architecture and VLA fingerprint, and provenance as JSON.
 
     :param path: A name that ends in ``.safetensors``.
     :param encoder: The encoder.

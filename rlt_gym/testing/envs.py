@@ -50,7 +50,7 @@ class _FakeVectorEnv(InProcessVectorEnv):
     :param obs_stride: control steps between observations inside a chunk, see ``LIBERO-v0``
     :param intervention: ``f(simulator, proposed, step)``, as for ``LIBERO-v0``; the "simulator" has ``env`` and
         ``index``, the number of the sub-environment
-    :param critical_phase: ``f(simulator)``, likewise
+    :param critical_phase: ``f(simulator)``, as for ``intervention``
     :raises ValueError: for values that do not fit
     """
 
@@ -134,7 +134,7 @@ class FakeLiberoVectorEnv(_FakeVectorEnv):
     :param success_step: see above
     :param obs_stride: see ``LIBERO-v0``
     :param intervention: ``f(simulator, proposed, step)`` as for ``LIBERO-v0``; "simulator" has ``env`` and ``index``
-    :param critical_phase: ``f(simulator)``, likewise
+    :param critical_phase: ``f(simulator)``, as for ``intervention``
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
     :param token_dim: size of ``z_rl``
     :param obs_stride: see ``LIBERO-v0``
     :param intervention: ``f(simulator, proposed, step)`` as for ``LIBERO-v0``; "simulator" has ``env`` and ``index``
-    :param critical_phase: ``f(simulator)``, likewise
+    :param critical_phase: ``f(simulator)``, as for ``intervention``
     """
 
     SPEED = 0.1

@@ -173,6 +173,6 @@ def backend_key(settings: dict[str, Any]) -> str:
     Make the key under which simulators of equal backends are shared.
 
     :param settings: Of :func:`backend_settings`.
-    :return: Equal for backends whose simulators can stand for each other.
+    :return: Equal for backends whose simulators can replace each other.
     """
     return json.dumps(settings, sort_keys=True)

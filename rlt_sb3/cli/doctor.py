@@ -74,7 +74,7 @@ class Finding:
     """
     What one check has found.
 
-    :param ok: Whether training can run in spite of it.
+    :param ok: Whether training can run nevertheless.
     :param text: What was found.
     :param fix: A command or a sentence that mends it; also given for what is merely worth knowing.
     """

@@ -109,7 +109,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         Learn, see Stable-Baselines3.
 
         :param args: of Stable-Baselines3's ``learn``
-        :param kwargs: likewise
+        :param kwargs: of Stable-Baselines3's ``learn``
         :return: the model
         """
         super().learn(*args, **kwargs)

@@ -40,7 +40,7 @@ def check_run(run: Path, stored: Fingerprint | None, present: Fingerprint | None
     :param present: what the environment has
     :raises ValueError: if they differ
     """
-    check_fingerprint(f"The run {run}", stored, present, "Put the run's weights back, or train anew.")
+    check_fingerprint(f"The run {run}", stored, present, "Put the run's weights back, or train again.")
 
 
 def of_run(run: Path) -> Fingerprint | None:

@@ -24,7 +24,7 @@ class CSVWriter(KVWriter):
     Stable-Baselines3's own writer begins an empty file, and writes two rows for a step that is logged twice.
 
     :param path: the file; rows up to ``last_step`` of an existing one are kept
-    :param last_step: where a resumed run goes on; None to begin anew
+    :param last_step: last step to keep if a run is resumed; None to begin an empty file
     """
 
     STEP = "time/total_timesteps"

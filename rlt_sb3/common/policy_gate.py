@@ -17,7 +17,7 @@ from rlt_sb3.common.trials import Sample, Trial, is_better, more_successes_p, qu
 
 
 class GatedPolicy(Protocol):
-    """What a policy needs for the gate: beside the actor that learns, a copy on trial and a copy that is deployed."""
+    """A policy that a gate can control: it has the actor that learns, a copy on trial and a deployed copy."""
 
     @property
     def actor_on_trial(self) -> nn.Module:
@@ -115,7 +115,7 @@ class PolicyGate:
         self.on_trial = False  # whether an actor is on trial
         self.screened = False  # whether it has passed the screening
         self.confirmations = 0  # that were decided since the last deployment
-        self.auditions = 0  # likewise
+        self.auditions = 0  # that were decided since the last deployment
         self.candidates = 0  # actors that were put on trial
         self.approvals = 0  # actors that were deployed
         self.clock = 0  # vector steps

@@ -89,7 +89,7 @@ def evaluate(
     The env restarts its fixed sequence at every ``reset(options={"init_states": split})``: episode ``j`` of env ``i``
     is pair ``(N - 1 - i) + j * N``. An episode that ended with ``worker_restarted`` does not count: the env plays it
     again. An env that says how many states a split has (``env.unwrapped.init_state_counts``, by split) is not asked for
-    more. An env that has played its share goes on until the others are done; those episodes are not counted.
+    more. An env that has played its share continues until the others are done; those episodes are not counted.
     Evaluation is deterministic and touches neither the policy nor any training state.
 
     :param policy: see :func:`as_policy`

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on, in one folder that is there completely or not at all."""
+"""Checkpoints: all that a run needs to be resumed, in one folder that is complete or does not exist."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Checkpoint:
 
     @property
     def resumable(self) -> bool:
-        """Whether a run can go on from it: it has a state and still all its files (older ones keep the model only)."""
+        """Whether a run can be resumed from it: it still has all its files (older ones keep only the model)."""
         try:
             names = json.loads((self.path / MANIFEST).read_text())["sha256"]
         except (OSError, ValueError, KeyError, TypeError):

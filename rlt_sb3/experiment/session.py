@@ -43,7 +43,7 @@ class Training:
 
     :param run: the run, with its environment, folder and results so far
     :param baseline: the frozen VLA on the selection states
-    :param checkpoint: where to go on; None to begin
+    :param checkpoint: the checkpoint to resume from; None for a new run
     """
 
     def __init__(self, run: Run, baseline: Evaluation, checkpoint: Checkpoint | None = None):

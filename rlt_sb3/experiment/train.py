@@ -51,7 +51,7 @@ class TrainResult:
 
 
 def train(config: TrainConfig) -> TrainResult:
-    """Run everything that ``make demo`` shows, or go on with a run (``config.resume``).
+    """Run everything that ``make demo`` shows, or resume a run (``config.resume``).
 
     Three disjoint sets of initial states: training uses "train", the best model is chosen on "selection", and only
     "eval" is reported, on which frozen VLA and best model are paired.
@@ -157,7 +157,7 @@ def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[
     """
     Read the run that ``--resume`` names.
 
-    :return: folder, checkpoint and results of the run to go on with, or None each; no checkpoint if it was interrupted
+    :return: folder, checkpoint and results of the run to resume, or None each; no checkpoint if it was interrupted
         before its training began
     :raises ValueError: if a setting was changed that must stay
     """

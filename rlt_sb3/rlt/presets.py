@@ -1,4 +1,4 @@
-"""Named sets of settings for RLT beside its defaults."""
+"""Named sets of settings for RLT, other than its defaults."""
 
 from typing import Any
 

@@ -18,7 +18,7 @@ from rlt_sb3.common.replay.open_episode import Chunk, OpenEpisode, join_chunks
 from rlt_sb3.common.replay.storage import ChunkBatch, TransitionStorage, join_batches, split_batch
 from rlt_sb3.common.vec_env import metadata_of
 
-#: What stands for ``vla_ref`` where someone took over: the executed action, or what it was.
+#: Where someone took over, ``vla_ref`` is replaced by the executed action, or only the target of the pull is.
 REFERENCES = ("replace", "target")
 
 
@@ -80,7 +80,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
     :param offline_data: file of transitions (``rlt encode-demos``), which :meth:`read_offline` reads; None: none
     :param offline_ratio: share of each batch that comes from the offline rows, rounded to whole rows; 0 as long as
         there are none
-    :param intervention_rows: size of a separate buffer, beside the offline rows, for copies of rows in which someone
+    :param intervention_rows: slots beside the offline rows, and drawn with them, for copies of rows in which someone
         took over; later rows of the ring do not overwrite them; 0 disables it
     :param intervention_ref: where someone took over, the executed action is the target of the actor's pull. "replace":
         it also replaces ``vla_ref`` in that row (paper, Alg. 1); "target": it does not. Offline rows keep theirs
