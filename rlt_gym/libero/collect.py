@@ -22,7 +22,7 @@ _FIRST_INDEX = SPLIT_SIZES["train"] // 2
 @dataclass
 class CollectConfig:
     """
-    What :func:`collect` does.
+    Settings of :func:`collect`.
 
     :param suite: LIBERO suite.
     :param task_ids: Tasks of the suite.

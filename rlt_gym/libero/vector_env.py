@@ -49,17 +49,17 @@ def _frame_of(observation: dict[str, np.ndarray]) -> np.ndarray:
 
 class LiberoVectorEnv(ChunkVectorEnv):
     """
-    N LIBERO simulators in N processes, stepped together, one message per chunk.
+    Steps N LIBERO simulators together, each in a process that gets one message per chunk.
 
-    Observation (per env): ``agentview`` and ``wrist``, uint8 (S, S, 3) as LIBERO gives them, i.e. upside down, and
+    The observation of each env has ``agentview`` and ``wrist``, uint8 (S, S, 3), upside down as LIBERO gives them, and
     ``proprio``, float32 (8,): gripper position (m), its axis-angle orientation (rad), finger positions (m).
-    Action: float32 (C, 7) in [-1, 1], C control steps of 50 ms; six OSC pose deltas and the gripper (-1 opens, +1
-    closes). Rewards are 1 at success. :class:`~rlt_gym.core.chunk_vector_env.ChunkVectorEnv` says what the infos hold
-    and how chunks and episodes end, :class:`~rlt_gym.core.episodes.EpisodeSequence` which tasks and initial states are
-    played.
+    The action is float32 (C, 7) in [-1, 1], C control steps of 50 ms: six OSC pose deltas and the gripper (-1 opens, +1
+    closes). The reward is 1 at success. :class:`~rlt_gym.core.chunk_vector_env.ChunkVectorEnv` describes the infos and
+    the ends of chunks and episodes, :class:`~rlt_gym.core.episodes.EpisodeSequence` the order of tasks and initial
+    states.
 
-    Workers are supervised. One that dies, hangs, raises or loses its GL context is replaced, and its episode ends as
-    that of a lost simulator.
+    The environment supervises its workers. A worker that dies, hangs, raises or loses its GL context is replaced, and
+    its episode ends as that of a lost simulator.
 
     :param num_envs: Number of simulators.
     :param suite: ``libero_spatial``, ``libero_object``, ``libero_goal``, ``libero_10`` or ``libero_90``.
@@ -236,7 +236,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
         return Played(pictures.take(rest, 0), step_rewards, success, observations, reported, frames)
 
     def _draw(self, envs: Sequence[int]) -> dict[int, np.ndarray]:
-        """Frames of upright 256 pixels; an env that cannot draw one any more loses its episode in the next step."""
+        """Draw upright frames of 256 pixels; an env that cannot draw any more loses its episode in the next step."""
         answers, failures = self._pool.ask({env: ("render", {}) for env in envs if env not in self._lost})
         self._replace(failures)
         return {

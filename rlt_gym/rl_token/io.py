@@ -180,7 +180,7 @@ def shipped_rl_token(vla: FrozenVLA | None) -> RLTokenEncoder:
 
 
 def _shipped() -> Iterator[tuple[Path, dict[str, str]]]:
-    """Files of RL tokens with their metadata."""
+    """Find the files of RL tokens that were shipped, with their metadata."""
     for path in (path for folder in encoder_folders() for path in sorted(folder.glob("*.safetensors"))):
         try:
             with safe_open(path, framework="pt") as file:

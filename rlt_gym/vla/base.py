@@ -1,10 +1,10 @@
 """
 The contract between a frozen vision-language-action policy (VLA) and the rest of the package.
 
-Its limits: an action chunk has at least as many control steps as the environment plays of it, every action has as many
-numbers as the robot takes, and every number is a float32 in [-1, 1]. The observation has the pictures and the
-proprioception of the robot (:class:`~rlt_gym.core.robot_spec.RobotSpec`), unchanged; LIBERO's robot has two cameras,
-8 numbers of proprioception and 7 numbers per action. :meth:`VLASpec.check_robot` refuses a VLA that does not fit.
+The contract requires: an action chunk has at least as many control steps as the environment plays, every action has
+as many numbers as the robot takes, and every number is a float32 in [-1, 1]. The observation has the pictures and the
+proprioception of the robot (:class:`~rlt_gym.core.robot_spec.RobotSpec`), unchanged; LIBERO's robot has two cameras, 8
+numbers of proprioception and 7 numbers per action. :meth:`VLASpec.check_robot` refuses a VLA that does not fit.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class VLASpec:
         """
         Refuse a robot whose observations or actions do not fit this VLA.
 
-        :param robot: What has them, for the message, e.g. ``"the robot 'panda'"``.
+        :param robot: Name of the robot, for the message, e.g. ``"the robot 'panda'"``.
         :param cameras: Keys of its pictures.
         :param state_dim: Numbers of its proprioception.
         :param action_dim: Numbers per action.
-        :raises ValueError: If a camera is missing, or a number of numbers differs.
+        :raises ValueError: If a camera is missing, or the state or the action has another size.
         """
         unknown = [camera for camera in self.cameras if camera not in cameras]
         problem = None
@@ -161,7 +161,7 @@ class VLAOutput:
 @runtime_checkable
 class FrozenVLA(Protocol):
     """
-    A policy that is only read, never trained.
+    A policy that is used but never trained.
 
     ``forward`` takes one batch with one instruction per row and must give each row the same result whatever the other
     rows are. Each VLA flips and resizes frames, tokenizes and normalizes by itself, and undoes the normalization of

@@ -97,7 +97,7 @@ class MetricsCallback(StatefulCallback):
         return True
 
     def _record_distance(self, outcomes: list[ChunkOutcome]) -> None:
-        """Root mean square of what was executed - vla_ref over the executed control steps, per action dimension."""
+        """Log the root mean square of executed action - vla_ref over the executed steps, per action dimension."""
         last = self.model._last_obs
         if not isinstance(last, dict) or "vla_ref" not in last:
             return
@@ -115,7 +115,7 @@ class MetricsCallback(StatefulCallback):
             self.logger.record_mean(f"rollout/vla_distance_{name}", float(value))
 
     def _record_age(self) -> None:
-        """Mean age of the buffer's rows before this step's are stored, in chunks collected and in critic updates."""
+        """Log the mean age of the buffer's rows before this step's are stored, in chunks and in critic updates."""
         model: Any = self.model
         buffer, chunks = model.replay_buffer, self.num_timesteps
         envs = self.training_env.num_envs

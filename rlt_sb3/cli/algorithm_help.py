@@ -1,4 +1,4 @@
-"""What ``rlt train --help`` says about the settings of algorithms, from their classes' signatures and docstrings."""
+"""Help of ``rlt train`` on the settings of algorithms, from their classes' signatures and docstrings."""
 
 from __future__ import annotations
 

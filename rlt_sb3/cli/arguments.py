@@ -1,4 +1,4 @@
-"""The words of a command line as the parser takes them: files before settings, lists, switches, nested settings."""
+"""Converts a command line to the parser's form: files before settings, lists, switches, nested settings."""
 
 from __future__ import annotations
 

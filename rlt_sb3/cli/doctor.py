@@ -85,7 +85,7 @@ class Finding:
 
 
 def check_versions() -> Iterator[Finding]:
-    """Python, packages, processor, GPU."""
+    """Report the versions of Python and of packages, the processor and the GPU."""
     yield Finding(True, f"Python {platform.python_version()} on {platform.platform()}, {os.cpu_count()} CPUs")
     found = []
     for name in PACKAGES:
@@ -162,7 +162,7 @@ def check_assets(assets: str) -> Iterator[Finding]:
 
 
 def check_places() -> Iterator[Finding]:
-    """Folders that have to be writable, and memory."""
+    """Check that folders are writable, and report the memory."""
     from rlt_gym.libero.suites.folders import cache_dir
 
     for folder, variable in ((cache_dir(), "RLT_CACHE"), (Path(tempfile.gettempdir()), "TMPDIR")):
@@ -257,7 +257,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _pss_mb(pid: int) -> float:
-    """Memory of a process, where pages that n processes share count 1/n."""
+    """Measure the memory of a process; pages that n processes share count 1/n."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

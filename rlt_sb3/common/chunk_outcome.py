@@ -1,4 +1,4 @@
-"""What one chunk did in one sub-environment, read once from the environment's infos."""
+"""The outcome of one chunk in one sub-environment, read once from the environment's infos."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 @dataclass(frozen=True)
 class ChunkOutcome:
     """
-    What happened in one chunk of one sub-environment.
+    The outcome of one chunk in one sub-environment.
 
     :class:`~rlt_sb3.common.vec_env.GymnasiumVecEnv` makes one for every sub-environment in every step, and carries it
     in ``info["outcome"]``. Everything that learns from chunks, counts them or logs them reads its attributes

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 
 class RunError(RuntimeError):
-    """Something about a run's files, simulators or machine; the message says what to do."""
+    """Raised if a run's files, simulators or machine have a problem; the message says what to do."""
 
 
 def unknown_settings(label: str, unknown: Collection[str], known: Collection[str]) -> str:

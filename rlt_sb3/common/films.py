@@ -1,4 +1,4 @@
-"""Films: how fast they are shown, and pictures as a video file."""
+"""Writes pictures as a video file, and computes the speed at which a film is shown."""
 
 from __future__ import annotations
 

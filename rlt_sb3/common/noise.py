@@ -1,4 +1,4 @@
-"""Exploration noise for action chunks, and the unit it is measured in."""
+"""Exploration noise for action chunks, and the unit in which it is measured."""
 
 from collections.abc import Sequence
 

@@ -29,7 +29,7 @@ class GatedPolicy(Protocol):
 
     @property
     def training_actor(self) -> nn.Module:
-        """The actor that practices."""
+        """The practicing actor, which learns and plays the other training episodes."""
 
     @property
     def starts_at_vla(self) -> bool:

@@ -296,7 +296,7 @@ def _missing(key: str, index: int) -> str:
 
 
 def _present(infos: Mapping[str, Any], key: str, index: int) -> Any:
-    """Value of ``infos[key]``, or None if the key is absent or masked out for this sub-environment."""
+    """Return the value of ``infos[key]``, or None if the key is absent or masked out for this sub-environment."""
     mask = infos.get("_" + key)
     if key not in infos or (mask is not None and not mask[index]):
         return None

@@ -1,4 +1,4 @@
-"""Evaluation on fixed initial states, each played exactly once, so that two policies can be compared pair by pair."""
+"""Evaluates policies on fixed initial states, each played exactly once, so that they can be compared pair by pair."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rlt_sb3.evaluation.results import Evaluation, StateResult
 PolicyFn = Callable[[dict[str, np.ndarray]], np.ndarray]
 
 #: The best checkpoint is chosen on "selection", only "eval" is reported. The two are disjoint from the training states,
-#: which are no choice here: they are drawn at random, so no two evaluations would play the same ones.
+#: which cannot be evaluated on: they are drawn at random, so no two evaluations would play the same ones.
 SPLITS = ("selection", "eval")
 
 
 class Predictor(Protocol):
-    """What has Stable-Baselines3's ``predict``."""
+    """A model with the ``predict`` of Stable-Baselines3."""
 
     def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[np.ndarray, Any]:
         """
@@ -67,7 +67,7 @@ def check_split(split: str) -> None:
 
 
 def _per_env(infos: dict[str, Any], key: str, index: int, default: Any) -> Any:
-    """One env's entry of a Gymnasium vector info, or the default where the mask says that it has none."""
+    """Return one env's entry of a Gymnasium vector info, or the default if the mask says that it has none."""
     if key not in infos or not infos.get("_" + key, np.ones(index + 1, dtype=bool))[index]:
         return default
     return infos[key][index]

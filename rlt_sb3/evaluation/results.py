@@ -81,7 +81,7 @@ class Evaluation:
 
     @property
     def control_steps(self) -> int:
-        """Control steps played in all."""
+        """Control steps of all episodes."""
         return sum(row.steps for row in self.rows)
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Evaluation:
         return {t: Evaluation(self.policy, self.split, [r for r in self.rows if r.task_id == t]) for t in tasks}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: the summary, then the rows."""
+        """Convert to plain data for JSON: the summary, then the rows."""
         low, high = self.interval
         steps = self.steps_to_success
         return {

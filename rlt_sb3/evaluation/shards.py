@@ -1,4 +1,4 @@
-"""An evaluation in parts: ``rlt eval RUN --shard 1/3`` on three machines, then ``rlt eval --merge FILES``."""
+"""Merges an evaluation that was played in parts: ``rlt eval RUN --shard 1/3``, then ``rlt eval --merge FILES``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAME = ("policy", "split", "n_states", "model_sha256", "settings", "fingerprint"
 
 
 class MergeError(RunError):
-    """The parts do not make one evaluation."""
+    """Raised if the parts do not make one evaluation."""
 
 
 def parse_shard(text: str | None) -> tuple[int, int]:

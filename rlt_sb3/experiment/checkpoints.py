@@ -22,7 +22,7 @@ MODEL, BUFFER, STATE, MANIFEST = "model.zip", "replay_buffer.pkl", "state.json",
 
 
 class CheckpointError(RunError):
-    """A checkpoint could not be written or read; the message says which one is still good."""
+    """Raised if a checkpoint cannot be written or read; the message says which one is still good."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def _decode(text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and NumPy numbers as Python's own."""
+    """Convert arrays and NumPy numbers to Python's own types."""
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value

@@ -146,7 +146,7 @@ class TrainConfig:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Keyword arguments of the chosen algorithm; changes in place count."""
+        """Keyword arguments of the chosen algorithm; the dict may be changed in place."""
         return self.algorithms.setdefault(self.algorithm, {})
 
     @property

@@ -1,4 +1,4 @@
-"""What the phases of a run share."""
+"""The objects that the phases of a run share."""
 
 from __future__ import annotations
 

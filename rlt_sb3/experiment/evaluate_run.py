@@ -183,7 +183,7 @@ def _known_vla(run: Path, split: str, pairs: range) -> Evaluation | None:
 
 
 def _tasks_suffix(config: EvalConfig) -> str:
-    """Of the file's name: an evaluation of other tasks does not replace that of the run's."""
+    """Return the part of the file's name that keeps an evaluation of other tasks from replacing the run's."""
     return "" if config.tasks is None else "-tasks-" + "-".join(map(str, config.tasks))
 
 
@@ -196,7 +196,7 @@ def _merge(config: EvalConfig) -> Evaluation:
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:
-    """JSON and CSV of an evaluation, and the table on the terminal."""
+    """Write JSON and CSV of an evaluation, and print its table."""
     result = Evaluation.from_dict(data)
     evaluations = [result]
     data["per_task"] = {str(task): part.to_dict() for task, part in result.per_task().items()}
@@ -223,7 +223,7 @@ def _write(path: Path, data: dict[str, Any]) -> None:
 def _write_table(
     config: EvalConfig, run: Path, split: str, results: dict[str, Evaluation], vla: Evaluation | None
 ) -> Evaluation:
-    """All checkpoints, one line each."""
+    """Write a table of all checkpoints, one line each."""
     best = max(results.values(), key=lambda e: (e.successes, -e.steps_to_success if e.successes else 0.0))
     lines = [f"{'policy':<28} success on the {split} states"]
     for result in ([vla] if vla is not None else []) + list(results.values()):

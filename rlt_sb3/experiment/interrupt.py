@@ -1,4 +1,4 @@
-"""Ctrl-C at a point where everything is consistent, instead of in the middle of an update."""
+"""Delays Ctrl-C until everything is consistent, so that it does not stop the middle of an update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of a run: made, loaded, and asked for chunks, whichever registered algorithm they are of."""
+"""Makes and loads the models of a run, and asks them for chunks, whatever their registered algorithm."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class _Chunks:
         self.model = model
 
     def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[np.ndarray, Any]:
-        """As the model's own, with actions of the form of ``vla_ref``."""
+        """Predict as the model does, and give the actions the shape of ``vla_ref``."""
         actions, state = self.model.predict(observation, deterministic=deterministic)
         return actions.reshape(np.shape(observation["vla_ref"])), state
 

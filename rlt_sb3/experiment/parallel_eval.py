@@ -21,7 +21,7 @@ SHOWN_LINES = 12
 
 
 class ParallelError(RunError):
-    """One of the processes failed; the message says which one and shows its last words."""
+    """Raised if one of the processes fails; the message names it and shows its last lines."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""One progress bar with a time estimate over the unlike phases of a run."""
+"""A progress bar with one time estimate over all phases of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning curve and self-contained HTML page of a run, made from the run's files alone."""
+"""Makes the learning curve and the self-contained HTML page of a run, from the run's files alone."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _row(data: dict[str, Any]) -> dict[str, str]:
 
 
 def _points(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Lines of the table of selection evaluations; ``practicing`` is None without a gate."""
+    """Make the lines of the table of selection evaluations; ``practicing`` is None without a gate."""
     return [
         {key: point[key] for key in ("chunks", "control_steps", "minutes")}
         | {
@@ -159,7 +159,7 @@ def lowest_point(data: dict[str, Any]) -> str | None:
 
 
 def _rows_beside(data: dict[str, Any], other: Path) -> list[dict[str, str]]:
-    """Rows of another run's policies, named after the run."""
+    """Make the rows of another run's policies, named after the run."""
     theirs = read_evaluations(other)
     rows = []
     for key in algorithm_names():

@@ -1,4 +1,4 @@
-"""The folder of a run: files written whole or not at all, videos, and a line about the machine."""
+"""The folder of a run: files that are written completely or not at all, videos, and a line about the machine."""
 
 from __future__ import annotations
 

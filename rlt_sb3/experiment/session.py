@@ -1,4 +1,4 @@
-"""The online part of a run: training with selection evaluations, checkpoints and metrics, from the start or resumed."""
+"""The online part of a run: training, new or resumed, with selection evaluations, checkpoints and metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The baseline: sb3-contrib's TQC in runs, with what Stable-Baselines3 does not check of its settings."""
+"""The baseline: sb3-contrib's TQC in runs, with checks of its settings that Stable-Baselines3 lacks."""
 
 from __future__ import annotations
 

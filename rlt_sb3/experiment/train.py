@@ -113,7 +113,7 @@ def train(config: TrainConfig) -> TrainResult:
 
 
 def _phases(run: Run, checkpoint: Checkpoint | None) -> TrainResult:
-    """Frozen VLA, training, best model."""
+    """Evaluate the frozen VLA, train, and evaluate the best model."""
     from rlt_sb3.experiment.session import Training
 
     config, progress = run.config, run.progress

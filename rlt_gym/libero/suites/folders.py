@@ -1,4 +1,4 @@
-"""Where the installed LIBERO keeps its files, and where this package keeps what it makes from them."""
+"""The folders of the installed LIBERO, and of the files that this package makes from it."""
 
 from __future__ import annotations
 

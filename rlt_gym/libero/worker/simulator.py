@@ -183,7 +183,7 @@ class LiberoSimulator:
     # ------------------------------------------------------------------ physics
 
     def _control_step(self, action: np.ndarray) -> bool:
-        """One control step (50 ms); returns whether the goal is reached."""
+        """Play one control step (50 ms); return whether the goal is reached."""
         if self._loop is None:
             self._stock_substeps(action, 0, self._substeps)
         elif self._fresh:

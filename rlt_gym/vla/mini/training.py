@@ -24,7 +24,7 @@ from rlt_gym.vla.mini.model import MiniVLA, MiniVLAConfig, MiniVLANet, normalize
 @dataclass
 class TrainVLAConfig:
     """
-    What :func:`train_vla` does.
+    Settings of :func:`train_vla`.
 
     :param demos: Demonstration files, glob patterns or folders, one file per task.
     :param output: ``.safetensors`` file to write; provenance goes beside it with suffix ``.json``.

@@ -1,4 +1,4 @@
-"""Where chunks are kept: one slot per observation, in which the next observation is a pointer to another slot."""
+"""Stores chunks: one slot per observation, with a pointer to the slot of the next observation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

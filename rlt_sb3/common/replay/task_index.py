@@ -1,4 +1,4 @@
-"""Which rows can be drawn, by task."""
+"""Index of the rows that can be drawn, by task."""
 
 import numpy as np
 

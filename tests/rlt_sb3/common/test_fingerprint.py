@@ -89,7 +89,7 @@ def test_run_refuses_other_weights(run, monkeypatch, capsys):
         error = capsys.readouterr().err
         assert f"The run {run} was made with other frozen weights" in error
         assert "rl_token bbbbbbbbbbbb... (here: cccccccccccc...)" in error and "vla" not in error
-        assert "Put the run's weights back, or train anew." in error
+        assert "Put the run's weights back, or train again." in error
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
