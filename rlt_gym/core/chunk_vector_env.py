@@ -115,7 +115,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
     :raises ValueError: A bad argument.
     """
 
-    #: What Gymnasium reads before there is an environment; the environment's own metadata say more.
+    #: Gymnasium reads this before there is an environment, whose own metadata have more entries.
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
     per_member = ("task",)
 
@@ -391,7 +391,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         finished = np.flatnonzero(done).tolist()
         final_obs = np.full(self.num_envs, None, dtype=object)
         final_info: Infos = {}
-        frames = {} if self.render_mode is None else self._draw(finished)  # the reset takes the last picture away
+        frames = {} if self.render_mode is None else self._draw(finished)  # a reset replaces the last picture
         for env in finished:
             final_obs[env] = self._observations[env]
             if self.render_mode is not None:

@@ -116,7 +116,7 @@ def make_rl_token_libero_vec(
         )
     try:
         raw = env if penalty is None else GripperPenalty(env, **penalty)
-        # Copies load VLA and encoder anew, from what was given: their names, where that is what was given.
+        # Copies load VLA and encoder again, from these arguments: by name if a name was given.
         return RLTokenVectorEnv(raw, loaded, encoder, device).made_by(
             make_rl_token_libero_vec,
             num_envs=num_envs,

@@ -187,7 +187,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
             float(options.build_timeout),
         )
         self._restarts = self._pool.restarts  # it counts
-        # Build the first tasks side by side. What fails here fails for a reason that a restart does not mend.
+        # Build the first tasks side by side. A restart does not mend what fails here.
         builds = {env: ("build", {"task_id": task}) for env, task in enumerate(first_tasks)}
         _, failures = self._pool.ask(builds, building=True)
         if failures:

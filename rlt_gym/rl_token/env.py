@@ -53,7 +53,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
     :raises ValueError: If VLA, encoder and environment do not fit together.
     """
 
-    #: What Gymnasium reads before there is an environment; the environment's own metadata say more.
+    #: Gymnasium reads this before there is an environment, whose own metadata have more entries.
     metadata: dict[str, Any] = ChunkVectorEnv.metadata
 
     def __init__(self, env: VectorEnv, vla: "FrozenVLA", encoder: "Encoder", device: str = "cpu") -> None:

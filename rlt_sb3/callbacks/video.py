@@ -21,8 +21,8 @@ class VideoCallback(StatefulCallback):
     (:meth:`rlt_gym.core.chunk_vector_env.ChunkVectorEnv.film`) gives one picture before each chunk and one of the end.
 
     Only environments whose episode is filmed draw inside their chunks, and none draws while no film is taken. An
-    episode that is cut off from outside (evaluation, checkpoint, end of training) gives no film. Its state is the
-    number of episodes begun.
+    episode that is cut off from outside (evaluation, checkpoint, end of training) gives no film. The callback's state
+    is the number of episodes begun.
 
     :param folder: where films go
     :param every: films the episodes 0, every, 2 * every, ...
@@ -42,7 +42,7 @@ class VideoCallback(StatefulCallback):
         """Drop the films of episodes that a reset of all environments has cut off."""
         self.films.clear()
         self._fresh = None
-        self._told = None  # an evaluation may have told them otherwise
+        self._told = None  # an evaluation may have changed it
 
     def _on_rollout_start(self) -> None:
         # a vector step that begins episodes; with train_freq > 1 step, those inside a rollout are seen in _on_step

@@ -29,7 +29,7 @@ from rlt_sb3.common.value_bias import ValueBias
 if TYPE_CHECKING:
     from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 
-#: Raised when what a saved model holds changes; load() refuses other numbers.
+#: Increased when the contents of saved models change; load() refuses other numbers.
 SAVED_FORMAT = 3
 #: Arguments of constructors that are no settings.
 RESERVED = ("self", "observation_space", "action_space", "lr_schedule", "device", "n_envs", "gated")
@@ -64,7 +64,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         self._update_credit = 0.0  # critic updates owed to rows already stored
         try:
             span = 1.0 if self.q_bounds is None else float(self.q_bounds[1]) - float(self.q_bounds[0])
-        except (IndexError, TypeError, ValueError):  # refused when the model is set up
+        except (IndexError, TypeError, ValueError):  # check_values refuses these bounds later
             span = 1.0
         self._value_bias = ValueBias(getattr(self, "n_envs", 1), self.gamma, span, self._stats_window_size)
 
@@ -296,7 +296,7 @@ def check_saved_format(path: str | pathlib.Path | io.BufferedIOBase) -> None:
         with zipfile.ZipFile(file) as archive:
             found = json.loads(archive.read("data")).get("saved_format")
     except (zipfile.BadZipFile, KeyError):
-        return  # no model at all: Stable-Baselines3 says so
+        return  # not a model: Stable-Baselines3 raises the error
     finally:
         if file is path:
             file.seek(0)

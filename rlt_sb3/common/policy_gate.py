@@ -51,16 +51,16 @@ AnyEvaluation = TypeVar("AnyEvaluation")
 
 class PolicyGate:
     """
-    Plays a share of the training episodes without noise, and deploys an actor that has shown itself to be better.
+    Plays a share of the training episodes without noise, and deploys an actor that beats the VLA in them.
 
-    The actor that practices is worse than the VLA for a while: it follows critics that are still wrong. Whoever uses
-    the model does not have to live with that. Noise-free episodes tell what an actor is worth. Noisy ones do not (noise
-    shakes free a policy that stands still), nor do those of an actor that changes with every update. So the gate
-    compares copies that do not change (safe policy improvement, as in Thomas et al., "High Confidence Policy
-    Improvement", 2015):
+    The practicing actor is worse than the VLA for a while, because it follows critics that are still wrong. The gate
+    keeps such an actor from being deployed. Only noise-free episodes of a fixed actor measure its success rate: noise
+    can free a policy that stands still, and the practicing actor changes with every update. So the gate compares
+    copies that do not change (safe policy improvement, as in Thomas et al., "High Confidence Policy Improvement",
+    2015):
 
-    1. *Baseline*: the first ``4 * window`` noise-free episodes are the VLA's. They start in the warm-up, and go on
-       after it until there are enough.
+    1. *Baseline*: the first ``4 * window`` noise-free episodes are the VLA's. They start in the warm-up, and
+       continue after it until there are enough.
     2. *Screening*: then a copy of the training actor is put on trial. If it is not better than the VLA in its first
        ``window`` trials, at a level of 10 %, the next copy has its turn.
     3. *Confirmation*: its next ``2 * window`` trials, and only these, decide. The copy is deployed if it solves more
@@ -68,19 +68,20 @@ class PolicyGate:
        confirmation since the last deployment. The levels of all confirmations add up to half of the budget; the other
        half belongs to :meth:`audition`.
 
-    Where the VLA solves so much that not even ``2 * window`` successes could pass, an actor has to be quicker: it
-    solves at least the VLA's share, in fewer control steps (Mann and Whitney's one-sided test on the successful
+    If the VLA solves so much that not even ``2 * window`` successes could pass, an actor has to be quicker: it must
+    solve at least the VLA's share, in fewer control steps (Mann and Whitney's one-sided test on the successful
     episodes, at the same levels). No actor is deployed that is worse in one of several tasks, or worse than the one
     that is deployed (both at 5 %).
 
     Episodes count in the order in which they *start* (see :class:`~rlt_sb3.common.trials.Sample`), and a sample is
-    judged when all of it has ended; a copy that cannot pass any more is rejected at once. Episodes in which the
-    simulator broke or someone took over are replaced. ``docs/guide/deployment_gate.md`` has the simulated error rates.
+    judged when all of its episodes have ended; a copy that can no longer pass is rejected at once. Episodes in which
+    the simulator broke or someone took over are replaced. ``docs/guide/deployment_gate.md`` has the simulated error
+    rates.
 
     An algorithm calls :meth:`play_vla` or :meth:`choose` before each vector step and :meth:`step` after it, and
-    :meth:`restart` where environments are reset from outside. Its policy is a :class:`GatedPolicy`.
+    :meth:`restart` when environments are reset from outside. Its policy is a :class:`GatedPolicy`.
 
-    :param share: share of the episodes that may be noise-free, in (0, 1]; those that no sample needs are practice
+    :param share: share of the episodes that may be noise-free, in (0, 1]; the others are played with noise
     :param window: trials of the screening; the baseline has four times as many, the confirmation twice
     :param budget: error rate in (0, 1): how often, at most, an actor that is not better than the VLA is deployed, over
         all copies that are tried until one is deployed
@@ -108,7 +109,7 @@ class PolicyGate:
                 f"gate.window={window} is too small for gate.budget={budget}: an actor that always succeeds could not "
                 "pass over a VLA that never does. Raise gate.window."
             )
-        self.recent: deque[bool] = deque(maxlen=window)  # trials of all actors, to be looked at
+        self.recent: deque[bool] = deque(maxlen=window)  # the last trials of all actors, for the log
         self.baseline = Sample(4 * window)  # the VLA's episodes
         self.trials = Sample()  # of the actor on trial
         self.deployed = Sample()  # confirmation of the deployed actor, if it has passed one
@@ -321,7 +322,7 @@ class PolicyGate:
         passed = self._passed(2 * self.window, self.level(self.confirmations + 1))
         if passed is None:
             return
-        self.confirmations += 1  # whether it has failed early or late: its trials have been looked at
+        self.confirmations += 1  # also after an early failure, since its trials have been tested
         if passed and not self._worse():
             self.deploy(policy)
         else:
@@ -377,7 +378,9 @@ class PolicyGate:
                 policy.deploy(before)
         self.auditions += 1
         if passed:
-            self._approve(Sample())  # its states are others than those of training: no trials to compare with
+            self._approve(
+                Sample()
+            )  # the evaluation has other states than training, so there are no trials to compare with
         return result, passed
 
     def warn_of_open_baseline(self) -> None:

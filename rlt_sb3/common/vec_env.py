@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from rlt_sb3.common.chunk_outcome import ChunkOutcome
 
-#: Keys that speak, for every sub-environment, about the chunk just played, also where an episode has just ended
+#: Keys that describe the chunk just played for every sub-environment, also if its episode has just ended
 _CHUNK_KEYS = ("inner_obs", "inner_count")
 
 #: Keys that a SAME_STEP vector env adds to ``infos`` for the sub-environments that just finished

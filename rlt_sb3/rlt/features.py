@@ -102,14 +102,14 @@ class RLTFeatures(BaseFeaturesExtractor):
 
 def _layout(proprio_norm: Any, size: int) -> ProprioLayout:
     """Check ``proprio_norm`` and return its layout of ``size`` numbers."""
-    # "auto": RLT puts the layout of the environment's robot here; without a robot the numbers stay as they are
+    # RLT replaces "auto" by the layout of the environment's robot; without a robot the numbers stay as they are
     if isinstance(proprio_norm, str) and proprio_norm in ("auto", "none"):
         return [{"kind": "linear", "size": size, "center": [0.0] * size, "scale": [1.0] * size}]
     if isinstance(proprio_norm, str):
         raise ValueError(f"proprio_norm must be 'auto', 'none', (center, scale) or a layout, got {proprio_norm!r}.")
     layout = proprio_norm
     if not all(isinstance(part, Mapping) for part in layout):
-        # flat: (P, 1) would spread over the batch
+        # flattened: (P, 1) would be broadcast over the batch
         center, scale = (th.as_tensor(numbers, dtype=th.float32).flatten().tolist() for numbers in proprio_norm)
         if not len(center) == len(scale) == size or not _usable(center, scale):
             raise ValueError(f"proprio_norm needs {size} finite centers and {size} scales > 0, got {proprio_norm!r}.")

@@ -115,15 +115,15 @@ class RLTActor(Actor):
         reference = obs["vla_ref"].float().flatten(1)
         features = self.features_extractor(obs)
         if self.reference_input:
-            # only the network loses sight of it: were it missing from the sum as well, the network's first lesson would
-            # be to make up for a whole chunk, and what it learns for these rows leads it astray in all others
+            # Dropout hides the reference from the network only. If it were missing from the sum below as well, the
+            # network would learn to produce whole chunks for these rows, which is wrong for all others.
             seen = reference if keep_reference is None else reference * keep_reference
             features = th.cat([features, seen], dim=1)
         output = self.mu(features)
         return AntiWindupClamp.apply(reference + output if self.mode == "residual" else output)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        # Exploration noise belongs to the collection of rollouts (RLT._sample_action)
+        # RLT._sample_action adds the exploration noise
         return self(observation)
 
 
@@ -371,7 +371,7 @@ class RLTPolicy(TD3Policy):
         return data | {name: getattr(self, name) for name in names}
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        # Exploration noise belongs to the collection of rollouts (RLT._sample_action).
+        # RLT._sample_action adds the exploration noise
         return self.actor_deployed(observation) if self.gated else self.training_actor(observation)
 
     @property

@@ -169,7 +169,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             tau=tau,
             gamma=gamma,
             train_freq=train_freq,
-            gradient_steps=-1,  # as many as collect_rollouts says
+            gradient_steps=-1,  # the number of updates that collect_rollouts returns
             action_noise=action_noise,
             replay_buffer_class=replay_buffer_class,
             replay_buffer_kwargs=replay_buffer_kwargs,
@@ -210,7 +210,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             )
         check_values(self)
         if self.q_bounds is not None:
-            self.q_bounds = (float(self.q_bounds[0]), float(self.q_bounds[1]))  # load() brings a list
+            self.q_bounds = (float(self.q_bounds[0]), float(self.q_bounds[1]))  # load() gives a list
         self._describe_proprio()
         if self.replay_buffer_class is None:
             self.replay_buffer_class = ChunkReplayBuffer
@@ -223,7 +223,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
                 n_envs=self.n_envs,
                 **(self._buffer_settings() | self.replay_buffer_kwargs),
             )
-        # The buffer has its n_steps; SB3 would warn that it ignores the argument
+        # The buffer already has n_steps; SB3 would warn that it ignores the argument
         n_steps, self.n_steps = self.n_steps, 1
         super()._setup_model()
         self.n_steps = n_steps
@@ -247,7 +247,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             return np.asarray(self._measured_unit)
         assert isinstance(self.replay_buffer, ChunkReplayBuffer)
         references = self.replay_buffer.references()
-        if len(references) == 0:  # before the first row, no more is known of the VLA than its present chunks
+        if len(references) == 0:  # before the first row only the VLA's present chunks are known
             assert self._last_obs is None or isinstance(self._last_obs, dict)
             references = np.zeros((1, 1, 1)) if self._last_obs is None else self._last_obs["vla_ref"]
         return unit_from_spread(references)
@@ -271,7 +271,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         """
         assert isinstance(self._last_obs, dict), "self._last_obs was not set"
         reference = np.clip(np.asarray(self._last_obs["vla_ref"], dtype=np.float32), -1.0, 1.0)
-        # a later learn() starts with the VLA's chunks as well, whatever the actor has learned before
+        # the warm-up of a later learn() also plays the VLA's chunks, whatever the actor has learned before
         if self.num_timesteps < learning_starts:
             if self.gate is not None:
                 self.gate.play_vla()
@@ -317,7 +317,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             for batch in self.replay_buffer.sample_batches(count, batch_size, self._add_features):
                 self._n_updates += 1
                 critic_stats.append(self._update_critic(batch))
-                # counted over the life of the model: a delay per call would never let single updates reach the actor
+                # counted over the life of the model: per call, calls with one update would never update the actor
                 if self._n_updates % self.policy_delay == 0:
                     warming_up = self._warming_up
                     if not warming_up or self.policy.actor_mode == "direct":
@@ -388,17 +388,17 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             sample (norm over C*d, no units), the pull's weight, share of the rows that belong to successful episodes
         """
         observations = batch.observations
-        bc_target = batch.bc_target  # vla_ref, but the executed action where someone else chose it
+        bc_target = batch.bc_target  # vla_ref; where someone else chose the action, the executed action
         keep = None
         if self.reference_dropout > 0.0:
             keep = (th.rand(len(bc_target), 1, device=self.device) >= self.reference_dropout).float()
         actions = self.actor(observations, keep)
         difference = actions - bc_target
         squared = times_per_dimension(difference, 1.0 / self.action_unit).pow(2)
-        # reference dropout does not touch the target of the pull
+        # reference dropout does not change the target of the pull
         bc_loss = pull = squared.mean()
         if follow_q and self.bc_failure_weight < 1.0:
-            # not divided by the sum of the weights: in each row the pull has to hold its own against Q
+            # not divided by the sum of the weights: in each row the pull must keep its size relative to Q
             pull = (squared * (batch.successful + self.bc_failure_weight * (1.0 - batch.successful))).mean()
         if isinstance(self.bc_coef, ChunkSchedule):
             bc_coef = self.bc_coef(self.num_timesteps)
@@ -407,7 +407,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         loss = bc_coef * pull
         actor_q = th.zeros((), device=self.device)
         if follow_q:
-            # only the gradient with respect to the action is needed: a third of the work less
+            # only the gradient with respect to the action is needed, which saves a third of the work
             self.critic.requires_grad_(False)
             sampled = actions
             if self.policy.actor_std > 0.0:

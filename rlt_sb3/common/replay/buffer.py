@@ -143,7 +143,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
     def reset(self) -> None:
         """Forget all rows; offline rows stay."""
         super().reset()
-        # the newest observations are no rows yet; a ring that is too small would lose them before they are
+        # the newest observations are not rows yet; a ring that is too small would overwrite them before they are
         per_chunk = 1 if self.stride is None else -(-self.chunk_length // self.stride)
         extra = (self.n_envs + 1) * (per_chunk + 1)
         space = self.observation_space
