@@ -66,7 +66,7 @@ def arguments(out: Path, variant: str, seed: int) -> list[str]:
 
 
 def folder(variant: str, seed: int) -> str:
-    """:return: name of the run's folder"""
+    """Return name of the run's folder."""
     return f"{variant.replace(',', '').replace(' ', '_')}-seed{seed}"
 
 
@@ -100,7 +100,7 @@ def trials(run: Path) -> list[float] | None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """:return: Markdown, one line per run"""
+    """Return Markdown, one line per run."""
     lines = [
         "| variant | seed | selection states solved | trials, lowest -> last | held-out | fixed / broken | steps |",
         "|---|---|---|---|---|---|---|",

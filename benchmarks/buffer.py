@@ -48,7 +48,7 @@ class Feeder:
 
 
 def add_rows(buffer: Any, feeder: Feeder, rows: int) -> np.ndarray:
-    """:return: CPU microseconds per row of every call"""
+    """Return CPU microseconds per row of every call."""
     times = np.empty(max(1, rows // ENVS))
     for call in range(len(times)):
         arguments = feeder.row()
@@ -59,7 +59,7 @@ def add_rows(buffer: Any, feeder: Feeder, rows: int) -> np.ndarray:
 
 
 def sample_times(buffer: Any, batch: int, count: int = 60) -> np.ndarray:
-    """:return: CPU milliseconds per call"""
+    """Return CPU milliseconds per call."""
     times = np.empty(count)
     for call in range(count):
         start = time.thread_time_ns()

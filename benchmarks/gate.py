@@ -40,7 +40,7 @@ class Player:
         return self
 
     def episode(self) -> tuple[bool, int]:
-        """:return: success, chunks"""
+        """Return success, chunks."""
         if np.random.random() >= self.rate:
             return False, FAILURE
         return True, self.lengths[np.random.randint(len(self.lengths))]
@@ -148,12 +148,12 @@ def improving(progress: float) -> Player:
 
 
 def constant(player: Player) -> Callable[[float], Player]:
-    """:return: a training actor that stays as it is"""
+    """Return a training actor that stays as it is."""
     return lambda progress: player
 
 
 def describe(name: str, n_envs: int, runs: int, **settings) -> str:
-    """:return: a row of the table"""
+    """Return a row of the table."""
     vla, learner, auditions = CASES[name]
     results = [run(vla, learner, n_envs, auditions, **settings) for _ in range(runs)]
     when = [chunks for chunks, _ in results if chunks is not None]

@@ -28,7 +28,7 @@ CHUNK, NET = 8, [256, 256]
 
 
 def make_models(dim: int, batch: int, rows: int, device: str, compiled: str | None = None) -> dict[str, TD3]:
-    """:return: models whose buffers are filled with the same number of rows; ``compiled``: torch.compile's mode"""
+    """Return models whose buffers are filled with the same number of rows; ``compiled``: torch.compile's mode."""
 
     def venv() -> GymnasiumVecEnv:
         return GymnasiumVecEnv(FakeRLTokenVectorEnv(4, chunk_length=CHUNK, token_dim=dim, seed=0))
@@ -58,7 +58,7 @@ def make_models(dim: int, batch: int, rows: int, device: str, compiled: str | No
 
 
 def measure(models: dict[str, TD3], batch: int, updates: int, rounds: int) -> dict[str, list[float]]:
-    """:return: CPU seconds per update of each round"""
+    """Return CPU seconds per update of each round."""
     times: dict[str, list[float]] = {name: [] for name in models}
     for turn in range(rounds + 1):
         for name, model in models.items():
@@ -73,7 +73,7 @@ def measure(models: dict[str, TD3], batch: int, updates: int, rounds: int) -> di
 
 
 def operations(model: TD3, batch: int, updates: int = 4) -> float:
-    """:return: floating-point operations of an update; ``updates`` is a multiple of the policy delay"""
+    """Return floating-point operations of an update; ``updates`` is a multiple of the policy delay."""
     with FlopCounterMode(display=False) as counter:
         model.train(gradient_steps=updates, batch_size=batch)
     return counter.get_total_flops() / updates

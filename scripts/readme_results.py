@@ -24,7 +24,7 @@ HEAD = (
 
 
 def rate(evaluation: Evaluation) -> str:
-    """:return: k/n with Wilson's 95 % interval"""
+    """Return k/n with Wilson's 95 % interval."""
     low, high = evaluation.interval
     return f"{evaluation.successes}/{evaluation.n} ({low:.0%} to {high:.0%})".replace("%", " %")
 

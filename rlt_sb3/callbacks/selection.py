@@ -169,7 +169,7 @@ class SelectionCallback(StatefulCallback):
         self.logger.dump(self.model.num_timesteps)
 
     def _play(self) -> tuple[Evaluation, Evaluation | None]:
-        """:return: outcome of what ``predict`` plays; of the practicing actor, None without a gate"""
+        """Return the outcome of what ``predict`` plays, and that of the practicing actor (None without a gate)."""
         gate = getattr(self.model, "gate", None)
         policy: Any = self.model.policy
         if gate is None:

@@ -76,11 +76,11 @@ def algorithm_help(name: str) -> str:
 
 
 def _defaults_of_runs(algorithm: Algorithm) -> tuple[dict[str, Any], set[str]]:
-    """:return: settings that a run gives unless its configuration does; those that depend on the environment"""
+    """Return settings that a run gives unless its configuration does; those that depend on the environment."""
     shown, other = algorithm.defaults(*SHOWN), algorithm.defaults(SHOWN[0] + 1, SHOWN[1] + 1)
     return shown, {name for name, value in shown.items() if other.get(name) != value}
 
 
 def all_algorithms_help() -> str:
-    """:return: :func:`algorithm_help` of every registered algorithm"""
+    """Return :func:`algorithm_help` of every registered algorithm."""
     return "\n".join(map(algorithm_help, algorithm_names()))

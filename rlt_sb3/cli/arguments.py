@@ -28,7 +28,7 @@ class Words:
     nested: list[tuple[list[str], str]]
 
     def for_parser(self) -> list[str]:
-        """:return: files, then settings, which override them"""
+        """Return files, then settings, which override them."""
         return [word for file in self.files for word in ("--config", file)] + self.settings
 
 

@@ -85,7 +85,7 @@ USAGE = "%(prog)s [--config FILE.yaml] [--setting VALUE ...]"
 
 
 def _columns(names: Mapping[str, str]) -> list[str]:
-    """:return: one line per name, what it means beside it"""
+    """Return one line per name, with its meaning."""
     width = max(map(len, names), default=0)
     return [f"  {name:<{width}}  {text}".rstrip() for name, text in names.items()]
 
@@ -157,7 +157,7 @@ def parse(command: str, args: Sequence[str]) -> Any:
 
 
 def _sections() -> dict[str, str]:
-    """:return: section of a run's configuration -> help; one for each registered algorithm"""
+    """Return section of a run's configuration -> help; one for each registered algorithm."""
     from rlt_sb3.experiment.algorithms import algorithm_names
 
     return {

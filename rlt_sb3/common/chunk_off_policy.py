@@ -54,7 +54,11 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
     q_bounds: tuple[float, float] | None
 
     def _begin_counting(self, gate: dict[str, Any] | bool) -> None:
-        """:param gate: arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, True for its defaults, or False"""
+        """
+        Make the gate and the counters.
+
+        :param gate: arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, True for its defaults, or False
+        """
         arguments = {} if isinstance(gate, bool) else gate
         check_names(arguments, PolicyGate, type(self).__name__, "gate")
         self.gate = None if gate is False else PolicyGate(**arguments)
@@ -69,7 +73,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         self._value_bias = ValueBias(getattr(self, "n_envs", 1), self.gamma, span, self._stats_window_size)
 
     def _buffer_settings(self) -> dict[str, Any]:
-        """:return: arguments of the replay buffer; its stride is the one at which the environment observes in chunks"""
+        """Return arguments of the replay buffer; its stride is the one at which the environment observes in chunks."""
         try:
             stride = None if self.env is None else self.env.get_attr("obs_stride")[0]
         except AttributeError:

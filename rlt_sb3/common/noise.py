@@ -39,7 +39,7 @@ class HeldNoise(ActionNoise):
         super().__init__()
 
     def __call__(self) -> np.ndarray:
-        """:return: noise of one chunk (C, d), equal rows"""
+        """Return noise of one chunk (C, d), equal rows."""
         return np.tile(np.random.normal(0.0, self.sigma), (self.chunk_length, 1))
 
     def __repr__(self) -> str:

@@ -134,7 +134,7 @@ class PolicyGate:
         return self.budget / 2 / (number * (number + 1))
 
     def state_dict(self) -> dict[str, Any]:
-        """:return: plain data (for JSON) from which :meth:`load_state_dict` goes on; without the running episodes"""
+        """Return plain data (for JSON) from which :meth:`load_state_dict` continues, without the running episodes."""
         state = {name: getattr(self, name) for name in self.COUNTERS}
         longest = self._longest_possible()
         samples = {name: getattr(self, name).until(self.clock - longest).to_list() for name in self.SAMPLES}
@@ -176,7 +176,7 @@ class PolicyGate:
         self._open_seats(n_envs)
 
     def _longest_possible(self) -> int:
-        """:return: vector steps after which an episode has surely ended, as far as known"""
+        """Return the number of vector steps after which an episode has ended, as far as known."""
         return max(self._longest, int(self._age.max(initial=0)) + 1) if self.clock else 0
 
     def _open_seats(self, n_envs: int) -> None:
@@ -378,9 +378,7 @@ class PolicyGate:
                 policy.deploy(before)
         self.auditions += 1
         if passed:
-            self._approve(
-                Sample()
-            )  # the evaluation has other states than training, so there are no trials to compare with
+            self._approve(Sample())  # the evaluation has other states than training: no trials to compare with
         return result, passed
 
     def warn_of_open_baseline(self) -> None:

@@ -101,12 +101,17 @@ class Sample:
         return self if self.complete else Sample(self.size, [trial for trial in self.trials if trial.start <= last])
 
     def to_list(self) -> list[Any]:
-        """:return: plain data for :meth:`from_list`"""
+        """Return plain data for :meth:`from_list`."""
         return [self.size, *map(list, map(astuple, self.trials))]
 
     @classmethod
     def from_list(cls, data: Sequence[Any]) -> Sample:
-        """:param data: of :meth:`to_list`"""
+        """
+        Make a sample from plain data.
+
+        :param data: of :meth:`to_list`
+        :return: the sample
+        """
         size, *trials = data
         return cls(size, [Trial(*trial) for trial in trials])
 

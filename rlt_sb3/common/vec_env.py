@@ -266,7 +266,7 @@ class WholeEpisodeMonitor(VecMonitor):
         super().__init__(venv, info_keywords=("is_success",))
 
     def step_wait(self) -> VecEnvStepReturn:
-        """:return: as ``VecMonitor``; without ``episode`` and ``is_success`` in the infos of broken episodes"""
+        """Step as ``VecMonitor`` does, without ``episode`` and ``is_success`` in the infos of broken episodes."""
         obs, rewards, dones, infos = super().step_wait()
         for info in infos:
             if info["outcome"].broken:

@@ -86,15 +86,15 @@ class Algorithm:
         return kept
 
     def load_class(self) -> Any:
-        """:return: the class"""
+        """Return the class."""
         return _load(self.class_path)
 
     def settings(self) -> list[Setting]:
-        """:return: what its section of a configuration may hold"""
+        """Return what its section of a configuration may hold."""
         return settings_of(self.load_class(), skip=RESERVED)
 
     def settings_of_parts(self) -> dict[str, list[Setting]]:
-        """:return: setting that is a dict -> what it may hold, without what the run or the algorithm itself passes"""
+        """Return setting that is a dict -> what it may hold, without what the run or the algorithm itself passes."""
         passed = {*PASSED, *(setting.name for setting in settings_of(self.load_class()))}
         return {name: settings_of(_load(path), skip=passed) for name, path in self.parts.items()}
 
@@ -127,7 +127,7 @@ def register_algorithm(name: str, algorithm: Algorithm) -> None:
 
 
 def algorithm_names() -> list[str]:
-    """:return: choices of ``algorithm``: registered ones, then those of entry points, which are not loaded for this"""
+    """Return choices of ``algorithm``: registered ones, then those of entry points, which are not loaded for this."""
     return list(dict.fromkeys([*_registered, *sorted(point.name for point in entry_points(group=GROUP))]))
 
 
@@ -153,7 +153,7 @@ def get_algorithm(name: str) -> Algorithm:
 
 
 def labels() -> dict[str, str]:
-    """:return: algorithm -> its name in tables"""
+    """Return algorithm -> its name in tables."""
     return {name: get_algorithm(name).label for name in algorithm_names()}
 
 

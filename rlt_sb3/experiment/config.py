@@ -64,7 +64,7 @@ class EnvConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def make_kwargs(self) -> dict[str, Any]:
-        """:return: keyword arguments for ``gymnasium.make_vec``, without the id"""
+        """Return keyword arguments for ``gymnasium.make_vec``, without the id."""
         special = ("id", "kwargs")
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in special}
         return {key: value for key, value in given.items() if value is not None} | self.kwargs
@@ -155,7 +155,7 @@ class TrainConfig:
         return -(-self.total_chunks // self.evaluation.selection_every)
 
     def to_dict(self) -> dict[str, Any]:
-        """:return: what YAML files hold: the settings, each algorithm's as a section (unless it is empty)"""
+        """Return what YAML files hold: the settings, each algorithm's as a section (unless it is empty)."""
         data = asdict(self)
         place = list(data).index("algorithms")
         sections = {name: section for name, section in data.pop("algorithms").items() if section}
@@ -323,7 +323,7 @@ class ListConfig:
 
 
 def shipped_configs() -> dict[str, str]:
-    """:return: name that ``rlt train --config`` takes -> the first line of the file, which says what it is for"""
+    """Return name that ``rlt train --config`` takes -> the first line of the file, which says what it is for."""
     shipped = sorted((file for file in _SHIPPED.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
     lines = {file.name: file.read_text(encoding="utf-8").partition("\n")[0] for file in shipped}
     return {name.removesuffix(".yaml"): line.removeprefix("# ") for name, line in lines.items()}

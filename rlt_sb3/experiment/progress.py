@@ -129,7 +129,7 @@ class Progress:
             self.say(self.line())
 
     def line(self) -> str:
-        """:return: what the bar shows, as a line of a log"""
+        """Return what the bar shows, as a line of a log."""
         form = "{percentage:3.0f} % after {elapsed}, about {remaining} left: {desc}"
         return self._bar.format_meter(**(self._bar.format_dict | {"bar_format": form, "ncols": None}))
 

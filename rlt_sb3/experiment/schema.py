@@ -109,7 +109,7 @@ def settings_schema(settings: list[Setting], parts: Mapping[str, list[Setting]])
 
 
 def config_schema() -> dict[str, Any]:
-    """:return: schema of the files that ``rlt train --config`` reads"""
+    """Return schema of the files that ``rlt train --config`` reads."""
     schema = dataclass_schema(TrainConfig)
     properties = schema["properties"]
     del properties["algorithms"]  # in a file each algorithm is a section
@@ -127,7 +127,7 @@ def config_schema() -> dict[str, Any]:
 
 
 def text() -> str:
-    """:return: what the file holds"""
+    """Return what the file holds."""
     return json.dumps(config_schema(), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -34,12 +34,12 @@ GUESSED_CHUNKS = 25.0
 
 @dataclass
 class TrainResult:
-    """What a run found.
+    """The outcome of a run.
 
     :param run: its folder
     :param vla: the frozen VLA on the held-out states
     :param best: the best model on the same states
-    :param comparison: the two, paired
+    :param comparison: comparison of the two, state by state
     :param selection: evaluations during training, on the selection states
     """
 
@@ -58,7 +58,7 @@ def train(config: TrainConfig) -> TrainResult:
 
     :param config: the run
     :return: the evaluations; every file is in the run's folder
-    :raises ValueError: for settings that cannot work, before any process starts, and if the run to go on with was
+    :raises ValueError: for settings that cannot work, before any process starts, and if the run to resume was
         trained on other frozen weights than the environment's, before anything is played
     :raises CheckpointError: if a checkpoint cannot be written or read
     :raises KeyboardInterrupt: after saving, if interrupted
@@ -99,7 +99,7 @@ def train(config: TrainConfig) -> TrainResult:
             except KeyboardInterrupt:
                 saved = resumable_checkpoints(files.path)
                 what = f"{saved[-1].chunks} chunks are saved" if saved else "nothing is trained yet"
-                progress.say(f"Interrupted, {what}; go on with: rlt train --resume {files.path}")
+                progress.say(f"Interrupted, {what}; resume with: rlt train --resume {files.path}")
                 raise
         finally:
             progress.close()

@@ -219,11 +219,11 @@ class RLTCritic(ContinuousCritic):
         return q_values.amin(0) if self.follow == "min" else q_values.mean(0)
 
     def forward(self, obs: TensorDict, actions: th.Tensor) -> tuple[th.Tensor, ...]:  # type: ignore[override]
-        """:return: one (B, 1) tensor per member"""
+        """Return one (B, 1) tensor per member."""
         return tuple(self.q_values(obs, actions).unsqueeze(-1))
 
     def q1_forward(self, obs: TensorDict, actions: th.Tensor) -> th.Tensor:  # type: ignore[override]
-        """:return: Q-values of the first member (B, 1)"""
+        """Return Q-values of the first member (B, 1)."""
         return self.q_values(obs, actions, slice(1))[0].unsqueeze(-1)
 
 
@@ -244,21 +244,22 @@ class RLTPolicy(TD3Policy):
     :param n_critics: number of Q-functions; the minimum over them is the target
     :param n_target_critics: take the minimum over this many randomly chosen ones (REDQ), which is also cheaper;
         None: all
-    :param critic_precision: of the matrix products of the critics (parameters, losses and targets stay float32):
-        "bfloat16" is about twice as fast on devices that have bfloat16 instructions and slower on others; "auto" asks
-        the device on which the critics are; or "float32"
+    :param critic_precision: precision of the matrix products of the critics (parameters, losses and targets stay
+        float32): "bfloat16" is about twice as fast on devices that have bfloat16 instructions and slower on others;
+        "auto" asks the device on which the critics are; or "float32"
     :param layer_norm: LayerNorm in the critics
     :param actor_mode: "residual" (reference + correction that starts at zero) or "direct" (paper), see
         :class:`RLTActor`
     :param actor_q: Q in the actor's loss: "mean" of the ensemble (the least noisy gradient; pessimism is in the
         targets), "min", or "first" (TD3)
     :param actor_tau: weight of the actor in each update of its slow copy, which plays and gives the target actions;
-        None: ``tau`` of RLT. A small one (0.0015) keeps the policy from swinging after every change of the critics
+        None: ``tau`` of RLT. A small weight (0.0015) keeps the policy from following every change of the critics
     :param actor_std: standard deviation, in units of ``action_scale``, of the chunks that the actor's loss judges: the
         paper's actor is a Gaussian of fixed width. 0: the loss judges the actor's own chunk (TD3)
     :param token_input: False: networks see ``proprio`` without ``z_rl`` (ablation)
     :param reference_input: False: the actor's network does not see ``vla_ref`` (ablation)
-    :param act_with: what plays, in rollouts and evaluation: "target", the slow copy of the actor, or "online" (TD3)
+    :param act_with: actor that plays in rollouts and evaluation: "target", the slow copy of the actor, or "online"
+        (TD3)
     :param gated: evaluation plays the last actor that was deployed (:meth:`deploy`) instead, first the untrained one;
         :meth:`start_trial` puts an actor on trial. RLT sets it: see :class:`~rlt_sb3.common.policy_gate.PolicyGate`
     :raises ValueError: for settings out of range
@@ -414,11 +415,11 @@ class RLTPolicy(TD3Policy):
         self.actor_deployed.load_state_dict(parameters)
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> RLTActor:
-        """:return: a new actor"""
+        """Return a new actor."""
         return RLTActor(**self._update_features_extractor(self.actor_kwargs, features_extractor)).to(self.device)
 
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> RLTCritic:
-        """:return: a new ensemble of critics"""
+        """Return a new ensemble of critics."""
         return RLTCritic(**self._update_features_extractor(self.critic_kwargs, features_extractor)).to(self.device)
 
     def scale_action(self, action: Any) -> Any:

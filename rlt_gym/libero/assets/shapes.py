@@ -93,7 +93,7 @@ class Geom:
 
     @property
     def volume(self) -> float:
-        """:return: Cubic meters."""
+        """Return cubic meters."""
         if self.kind == "box":
             return 8 * math.prod(self.size)
         radius, half_height = self.size
@@ -119,12 +119,12 @@ class Shape:
     shown: bool = True
 
     def geoms(self) -> Iterator[Geom]:
-        """:return: The primitives that make up this shape."""
+        """Return the primitives that make up this shape."""
         raise NotImplementedError(f"{type(self).__name__} is abstract: use Box, Cylinder, Prism or Ring")
 
 
 def _at(shape: Shape, offset: Vec3) -> Vec3:
-    """:return: ``offset``, given in the shape's own frame, in the body's frame."""
+    """Return ``offset``, given in the shape's own frame, in the body's frame."""
     (x, y, z), (dx, dy, dz) = shape.pos, rotate(shape.quat, offset)
     return (x + dx, y + dy, z + dz)
 
@@ -153,7 +153,7 @@ class Box(Shape):
     half: Vec3 = (0.01, 0.01, 0.01)
 
     def geoms(self) -> Iterator[Geom]:
-        """:return: The geoms that it is made of."""
+        """Return the geoms that it is made of."""
         yield Geom("box", self.half, self.pos, self.quat, self.paint, self.solid, self.shown)
 
 
@@ -190,7 +190,7 @@ class Cylinder(Shape):
     half_height: float = 0.01
 
     def geoms(self) -> Iterator[Geom]:
-        """:return: The geoms that it is made of."""
+        """Return the geoms that it is made of."""
         yield Geom("cylinder", (self.radius, self.half_height), self.pos, self.quat, self.paint, self.solid, self.shown)
 
 
@@ -218,7 +218,7 @@ class Prism(Shape):
             raise ValueError(f"a Prism with feet needs sides that are a multiple of 4, got {self.sides}")
 
     def geoms(self) -> Iterator[Geom]:
-        """:return: The geoms that it is made of."""
+        """Return the geoms that it is made of."""
         half = self.height / 2
         center = _at(self, (0.0, 0.0, half))
         if self.sides == 4:
@@ -250,7 +250,7 @@ class Ring(Shape):
     segments: int = 16
 
     def geoms(self) -> Iterator[Geom]:
-        """:return: The geoms that it is made of."""
+        """Return the geoms that it is made of."""
         rise, spread = self.high[1] - self.low[1], self.high[0] - self.low[0]
         length = math.hypot(rise, spread)
         radius, height = (self.low[0] + self.high[0]) / 2, (self.low[1] + self.high[1]) / 2

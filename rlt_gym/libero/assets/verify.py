@@ -207,7 +207,7 @@ class Bench:
         return bool(self.problem._eval_predicate(list(predicate)))
 
     def goal(self) -> list[list[str]]:
-        """:return: The predicates of the goal, all of which must hold."""
+        """Return the predicates of the goal, all of which must hold."""
         return [list(predicate) for predicate in self.problem.parsed_problem["goal_state"]]
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class Bench:
     # ------------------------------------------------------------------ predicates
 
     def _joints_of(self, name: str) -> list[str]:
-        """:return: The joints that a predicate on a fixture, or on a region of it, reads."""
+        """Return the joints that a predicate on a fixture, or on a region of it, reads."""
         if name in self.problem.object_sites_dict:
             return list(self.problem.object_sites_dict[name].joints)
         return list(self.problem.get_object(name).joints)
@@ -228,7 +228,7 @@ class Bench:
         return np.array(self.data.xpos[self.problem.obj_body_id[name]])
 
     def _orientation(self, name: str) -> np.ndarray:
-        """:return: Quaternion of the body of an object, of a fixture or of a region's owner."""
+        """Return quaternion of the body of an object, of a fixture or of a region's owner."""
         if name in self.problem.object_sites_dict:
             parent = self.problem.object_sites_dict[name].parent_name
             if self.problem.get_object(parent) is None:  # a region of the table

@@ -209,13 +209,13 @@ class ChunkReplayBuffer(DictReplayBuffer):
             self.set_offline(other.offline)
 
     def references(self) -> np.ndarray:
-        """:return: the VLA's chunks in the rows that were collected, (rows, C, d); in offline rows if that is none"""
+        """Return the VLA's chunks in the rows that were collected, (rows, C, d); in offline rows if there are none."""
         rows = np.flatnonzero(self.storage.is_row(np.arange(self.storage.size)))
         collected = rows[rows >= self.storage.kept]
         return self.storage.obs["vla_ref"][collected if len(collected) else rows]
 
     def size(self) -> int:
-        """:return: number of stored rows that can be drawn"""
+        """Return number of stored rows that can be drawn."""
         return self.storage.count
 
     # ------------------------------------------------------------------------------------------------- adding
@@ -370,12 +370,12 @@ class ChunkReplayBuffer(DictReplayBuffer):
         self, count: int, batch_size: int, prepare: Callable[[ChunkBatch], None] | None = None
     ) -> list[ChunkBatch]:
         """
-        Several batches read at once, with less overhead than one by one.
+        Draw several batches at once, with less overhead than one by one.
 
         :param count: number of batches
         :param batch_size: rows in each
         :param prepare: called with all rows at once (online and offline ones apart), may add observations
-        :return: the batches; each by itself is drawn as by :meth:`sample`
+        :return: the batches, each drawn as by :meth:`sample`
         :raises ValueError: if the buffer is empty
         """
         with self._lock:

@@ -249,7 +249,7 @@ def test_interrupted_before_training(tmp_path, whole, capsys, interrupted):
             train(config_of_whole(tmp_path))
     run = tmp_path / "toy"
     assert played.phases == interrupted and find_checkpoint(run) == (run, None)
-    assert f"nothing is trained yet; go on with: rlt train --resume {run}\n" in capsys.readouterr().out
+    assert f"nothing is trained yet; resume with: rlt train --resume {run}\n" in capsys.readouterr().out
     with pytest.MonkeyPatch.context() as patch:
         played = Played(patch)
         assert main(["train", "--resume", str(run)]) == 0
@@ -268,7 +268,7 @@ def test_interrupted_in_a_selection_evaluation(tmp_path, capsys):
         with pytest.raises(KeyboardInterrupt):
             train(config_of_whole(tmp_path))
     run = tmp_path / "toy"
-    assert f"50 chunks are saved; go on with: rlt train --resume {run}\n" in capsys.readouterr().out
+    assert f"50 chunks are saved; resume with: rlt train --resume {run}\n" in capsys.readouterr().out
     assert [c.chunks for c in all_checkpoints(run)] == [0, 40, 50]
     assert read_evaluations(run)["selection"] == []
     with pytest.MonkeyPatch.context() as patch:
