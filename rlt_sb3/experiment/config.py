@@ -199,7 +199,7 @@ class TrainConfig:
         if self.evaluation.num_envs is not None and self.save_every is None:
             raise ValueError(
                 "evaluation.num_envs needs save_every, for example 1000: evaluations on separate simulators do not "
-                "interrupt training, so no checkpoint is written at them."
+                "interrupt training, so no resumable checkpoint is written at them."
             )
         if self.max_minutes is not None and self.max_minutes <= 0:
             raise ValueError(f"max_minutes must be positive (or left out for no limit), got {self.max_minutes}.")
