@@ -76,7 +76,7 @@ def algorithm_help(name: str) -> str:
 
 
 def _defaults_of_runs(algorithm: Algorithm) -> tuple[dict[str, Any], set[str]]:
-    """Return settings that a run gives unless its configuration does; those that depend on the environment."""
+    """Return the settings that a run computes from its environment unless the configuration gives them."""
     shown, other = algorithm.defaults(*SHOWN), algorithm.defaults(SHOWN[0] + 1, SHOWN[1] + 1)
     return shown, {name for name, value in shown.items() if other.get(name) != value}
 

@@ -157,7 +157,7 @@ def parse(command: str, args: Sequence[str]) -> Any:
 
 
 def _sections() -> dict[str, str]:
-    """Return section of a run's configuration -> help; one for each registered algorithm."""
+    """Return the help on each section of a run's configuration, one section for each registered algorithm."""
     from rlt_sb3.experiment.algorithms import algorithm_names
 
     return {

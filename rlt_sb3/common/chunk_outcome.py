@@ -25,8 +25,8 @@ class ChunkOutcome:
     :param intervention: which control steps someone else chose, bool (C,); None where nobody can take over
     :param critical_chunk: whether the chunk belongs to the critical phase of its episode; None where the environment
         knows no phases, and all chunks count
-    :param success: whether the episode ended in success; means nothing while it goes on
-    :param broken: whether the simulator broke and was restarted: nothing of the chunk counts, its episode is over
+    :param success: whether the episode ended in success; undefined before the end
+    :param broken: whether the simulator broke and was restarted: the chunk does not count, and its episode is over
     :param task_id: the episode's task
     :param episode_steps: control steps of the episode so far; None where the environment does not count them
     :param reward_terms: the parts of ``step_rewards`` by name, (C,) each

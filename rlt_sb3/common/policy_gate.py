@@ -363,7 +363,7 @@ class PolicyGate:
         :param evaluate: plays what is deployed
         :param paired: of the evaluation: states that the VLA fails in and the actor solves, states that only the VLA
             solves
-        :param better: of the evaluation: whether the actor does better than what is deployed; None: nothing to compare
+        :param better: of the evaluation: whether the actor does better than the deployed one; None: not compared
         :return: evaluation of the training actor, whether it is deployed now
         """
         before = {name: value.clone() for name, value in policy.actor_deployed.state_dict().items()}

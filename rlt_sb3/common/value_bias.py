@@ -67,7 +67,7 @@ class ValueBias:
         :param dones: (n_envs,)
         :param q_function: gives Q (n_envs,) of the executed chunks; None while the critic is not trained
         """
-        # before the critical phase the VLA acts, and the critics know nothing of it: the promise is made at its start
+        # before the critical phase the VLA acts, and the critics do not learn: they are asked at the start of the phase
         critical = np.array([outcome.critical for outcome in outcomes], dtype=bool)
         asked = self.new & critical
         if q_function is not None and asked.any():

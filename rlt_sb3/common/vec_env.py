@@ -280,7 +280,7 @@ def metadata_of(venv: VecEnv | None) -> Mapping[str, Any]:
     Read the metadata of an environment.
 
     :param venv: an environment, or None
-    :return: what its ``metadata`` says, e.g. "robot" and "fingerprint"; nothing where it gives no access to it
+    :return: its ``metadata``, e.g. "robot" and "fingerprint"; empty if the environment gives no access to it
     """
     try:
         return ({} if venv is None else venv.get_attr("metadata")[0]) or {}

@@ -191,7 +191,7 @@ def _play(
 
 class _Films:
     """
-    Pictures of some pairs' episodes; the others cost nothing.
+    Takes pictures of some pairs' episodes; the others cost no time.
 
     :param env: the environment
     """

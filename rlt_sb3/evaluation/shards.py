@@ -21,9 +21,9 @@ def parse_shard(text: str | None) -> tuple[int, int]:
     """
     Read which part of an evaluation to play.
 
-    :param text: "k/n", counted from 1; None for everything
+    :param text: "k/n", counted from 1; None for the whole evaluation
     :return: (k - 1, n)
-    :raises ValueError: for anything else
+    :raises ValueError: if the text has another form
     """
     if text is None:
         return 0, 1
@@ -38,7 +38,7 @@ def merge(files: list[Path]) -> dict[str, Any]:
     Put the parts of an evaluation together.
 
     :param files: JSON files of ``rlt eval --shard``
-    :return: contents of the file that one evaluation of everything would have written: rows of the policy, and of the
+    :return: contents of the file that one evaluation of all states would have written: rows of the policy, and of the
         frozen VLA where every part has them
     :raises MergeError: if a part is missing, there twice, incomplete, or of another evaluation
     """

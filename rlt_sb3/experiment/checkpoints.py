@@ -58,7 +58,7 @@ class Checkpoint:
         """
         Verify every file and read the state.
 
-        :return: what :func:`write_checkpoint` was given
+        :return: the state that :func:`write_checkpoint` was given
         :raises CheckpointError: if something is missing or damaged
         """
         try:

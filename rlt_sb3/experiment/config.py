@@ -100,7 +100,7 @@ class TrainConfig:
     :param name: name of the run; its folder is ``out/name`` (``name-2`` and so on if that one exists)
     :param out: folder that holds the runs
     :param env: the environment
-    :param algorithm: "rlt", "tqc" (the baseline: sb3-contrib's TQC on the same observations, without anything of RLT),
+    :param algorithm: "rlt", "tqc" (the baseline: sb3-contrib's TQC on the same observations),
         or another registered algorithm
     :param algorithms: algorithm -> keyword arguments of its class, which ``rlt train --help`` lists. In a file and on
         the command line each algorithm is a section: ``rlt: {bc_coef: 5}``, ``--rlt.bc_coef 5``. A class is written

@@ -35,7 +35,7 @@ def _look_up(name: str, setting: str, form: str) -> Any:
     :param name: "module:name"
     :param setting: the setting, for messages
     :param form: what the name must look like, for messages
-    :return: what it means
+    :return: the class or function
     :raises ValueError: if the name has another form, is not allowed, or means nothing
     """
     module, colon, attribute = name.partition(":")

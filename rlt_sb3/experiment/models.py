@@ -146,6 +146,6 @@ def as_predictor(name: str, model: Predictor) -> Predictor:
 
     :param name: the algorithm
     :param model: its model
-    :return: what plays chunks (N, C, d)
+    :return: a model whose ``predict`` gives chunks (N, C, d)
     """
     return _Chunks(model) if get_algorithm(name).flat else model

@@ -141,4 +141,4 @@ class _Nowhere:
         """:param text: not written"""
 
     def flush(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""

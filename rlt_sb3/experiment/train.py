@@ -142,7 +142,7 @@ def resume(path: str | Path, **changes: Any) -> TrainResult:
 
     :param path: folder of the run, or one of its checkpoints
     :param changes: settings to change, for example ``total_chunks``
-    :return: as :func:`train`
+    :return: the evaluations, as :func:`train` returns them
     """
     run, _ = find_checkpoint(Path(path))
     return train(replace(load_config(run / "config.yaml"), resume=str(path), **changes))

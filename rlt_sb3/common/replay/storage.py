@@ -329,7 +329,7 @@ class TransitionStorage:
     def _bc_target(
         self, slots: np.ndarray, observations: TensorDict, actions: th.Tensor, device: th.device
     ) -> th.Tensor:
-        if "vla_ref" not in observations:  # another environment: nothing to be pulled to but what was done
+        if "vla_ref" not in observations:  # no reference in this environment: the target is the executed action
             return actions
         reference = observations["vla_ref"].flatten(1)
         taken_over = self.intervention[slots]
