@@ -94,7 +94,7 @@ class Algorithm:
         return settings_of(self.load_class(), skip=RESERVED)
 
     def settings_of_parts(self) -> dict[str, list[Setting]]:
-        """Return the settings inside each setting that is a dict, but not those that the run or the algorithm passes."""
+        """Return the settings inside each setting that is a dict, but not what the run or the algorithm passes."""
         passed = {*PASSED, *(setting.name for setting in settings_of(self.load_class()))}
         return {name: settings_of(_load(path), skip=passed) for name, path in self.parts.items()}
 
