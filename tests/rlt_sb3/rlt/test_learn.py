@@ -155,6 +155,17 @@ def test_value_bias():
             tracker.step([outcome(2, [0, 0])] * 2, np.array([True, True]), lambda: np.ones(2))
 
 
+def test_a_broken_episode_has_no_gap():
+    """What its return would have been, nobody knows; the next episode has a promise of its own."""
+    tracker = ValueBias(2, gamma=0.5)
+    broken = ChunkOutcome(0, np.zeros(2), np.zeros((2, 1)), broken=True)
+    tracker.step([outcome(2, [0, 0])] * 2, np.array([False, False]), lambda: np.ones(2))
+    tracker.step([broken, outcome(1, [1, 0])], np.array([True, True]), lambda: np.full(2, 9.0))
+    assert list(tracker.gaps) == [1.0 - 0.5**2]
+    tracker.step([outcome(1, [1, 0])] * 2, np.array([True, True]), lambda: np.full(2, 0.25))
+    assert list(tracker.gaps)[1:] == [0.25 - 1.0] * 2
+
+
 def test_logs(tmp_path):
     model = make_model(**fast(tensorboard_log=str(tmp_path)))
     values = {}
