@@ -72,22 +72,20 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
     Info of every env: ``step_rewards`` float32 (C,), zero after step k; ``chunk_steps`` k; ``is_success``;
     ``episode_steps``; ``noise_seed``, the seed for a policy's noise in this episode
     (:meth:`~rlt_gym.core.episodes.EpisodeSequence.noise_seed`); ``instruction``; ``task_id``; ``init_index``;
-    ``worker_restarted``; ``worker_restarts``. With a ``render_mode``, ``final_info`` also has ``final_frame``.
-    ``inner_frames``, of environments that :meth:`film` names, lists the frames after control steps 1 to k - 1 of the
-    chunk.
+    ``worker_restarted``; ``worker_restarts``. With a ``render_mode``, ``final_info`` also has ``final_frame``, and
+    environments that :meth:`film` names have ``inner_frames``, drawn after control steps 1 to k - 1 of the chunk.
 
     With ``obs_stride=s`` the infos of :meth:`step` also have ``inner_obs``, a dict of arrays (num_envs, n, ...) with
     the observations at control steps s, 2s, ... < C inside the chunk that was just played (n of them, zeros from the
     step at which it ended), and ``inner_count`` (num_envs,), how many are valid: those before step k. Both stand at
     the top level for every env, for those whose episode has just ended too; ``final_info`` does not repeat them.
 
-    Under ``NEXT_STEP`` the last observation of an episode is returned as any other. The next :meth:`step` ignores the
-    action for that env and starts its next episode instead: reward 0, both flags false, ``chunk_steps`` 0. Such a row
-    is no transition and must not be stored.
+    Under ``NEXT_STEP`` the :meth:`step` after the end of an episode ignores the action of that env and starts its next
+    episode: reward 0, both flags false, ``chunk_steps`` 0. Such a row is no transition and must not be stored.
 
     A simulator may be lost in a chunk. Its episode then ends: ``truncated``, with ``worker_restarted`` true in its info
-    (under ``SAME_STEP`` in ``final_info`` as well). Nothing of the broken chunk counts: reward 0, ``chunk_steps`` 0,
-    and the final observation is the one that was returned last. Such a row is no transition and must not be stored.
+    (under ``SAME_STEP`` in ``final_info`` as well). Nothing of the broken chunk counts or may be stored: reward 0,
+    ``chunk_steps`` 0, and the final observation is the one that was returned last.
     The env then plays the same episode from its start; the other envs do not notice. ``worker_restarts`` counts, as
     info for each env and as attribute for all.
 
