@@ -166,6 +166,19 @@ def test_a_broken_episode_has_no_gap():
     assert list(tracker.gaps)[1:] == [0.25 - 1.0] * 2
 
 
+def test_a_reset_from_outside_forgets_what_running_episodes_were_promised():
+    model = make_model(**fast())
+    model.learn(60)
+    tracker = model._value_bias
+    while tracker.new.any() or np.isnan(tracker.promised).any():
+        model.learn(2, reset_num_timesteps=False)
+    gaps = list(tracker.gaps)
+    model.end_trajectories()
+    ends = [outcome(1, [1, 0])] * 2
+    tracker.step(ends, np.array([True, True]), lambda: np.full(2, 0.25))
+    assert list(tracker.gaps)[len(gaps) :] == [0.25 - 1.0] * 2
+
+
 def test_logs(tmp_path):
     model = make_model(**fast(tensorboard_log=str(tmp_path)))
     values = {}
