@@ -176,6 +176,8 @@ MUTATIONS = dict(enumerate([
     Mutation("the pull is weaker on successes instead of failures", RLT,
              "(batch.successful + self.bc_failure_weight * (1.0 - batch.successful))",
              "(1.0 - batch.successful + self.bc_failure_weight * batch.successful)", "rlt/test_bc_coef.py"),
+    Mutation("a direct actor follows critics that know nothing", RLT,
+             "follow_q=not warming_up", "follow_q=True", "rlt/test_learn.py"),
     Mutation("actor_std is ignored", RLT, "if self.policy.actor_std > 0.0:", "if False:", "rlt/test_recipe.py"),
     Mutation("features of next observations are those of the observations", RLT,
              'observations["features"] = self.actor.features_extractor(observations)',

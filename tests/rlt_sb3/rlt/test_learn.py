@@ -85,6 +85,19 @@ def test_direct_actor_is_fitted_to_the_vla_while_it_waits():
     assert error < 0.05
 
 
+def test_a_direct_actor_does_not_follow_critics_that_know_nothing():
+    model = make_model(policy_kwargs={"actor_mode": "direct"}, learning_starts=16, critic_warmup_updates=20, utd=1.0)
+    calls, original = [], model._update_actor
+
+    def watched(batch, follow_q=True):
+        calls.append((model._n_updates, follow_q))
+        return original(batch, follow_q)
+
+    model._update_actor = watched
+    model.learn(40)
+    assert calls == [(count, count > 20) for count in range(2, model._n_updates + 1, 2)] and calls[-1][1]
+
+
 def test_control_steps_and_n_step_buffer():
     model, rows = make_model(**fast(n_steps=4, gamma=0.95)), Rows()
     model.learn(60, callback=rows)
