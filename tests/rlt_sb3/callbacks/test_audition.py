@@ -18,8 +18,8 @@ def chunks(actor, model: RLT, obs) -> np.ndarray:
         return actor(model.policy.obs_to_tensor(obs)[0]).numpy().reshape(obs["vla_ref"].shape)
 
 
-def outcome(successes: int) -> Evaluation:
-    return Evaluation("x", "selection", [StateResult(p, 0, p, p < successes, 5, 1) for p in range(20)])
+def outcome(successes: int, steps: int = 5) -> Evaluation:
+    return Evaluation("x", "selection", [StateResult(p, 0, p, p < successes, steps, 1) for p in range(20)])
 
 
 def selection(model: RLT, evaluate, tmp_path, **kwargs) -> SelectionCallback:
@@ -52,6 +52,25 @@ def test_selection_plays_practicing_actor_until_one_is_approved(tmp_path):
     assert callback.run().evaluation == outcome(3)  # of what is deployed, from now on; the practicing actor is worse
     assert np.array_equal(played[-2], practicing) and not np.array_equal(played[-1], practicing)
     assert np.array_equal(model.predict(obs)[0], practicing) and model.gate.approvals == 1
+
+
+def test_the_best_model_is_kept(tmp_path):
+    """More successes are better, then fewer control steps; among equals the newest one."""
+    model = make_model(**fast())
+    model.learn(30)
+    obs = model.env.reset()
+    points = [
+        (outcome(12), True), (outcome(11, 1), False), (outcome(12, 6), False), (outcome(12), True),
+        (outcome(12, 4), True), (outcome(13, 9), True), (outcome(0), False),
+    ]  # fmt: skip
+    results = iter([result for result, _ in points])
+    callback = selection(model, lambda player: next(results), tmp_path)
+    for result, kept in points:
+        model.policy.training_actor.mu[-1].bias.data.add_(0.01)
+        callback.run()
+        best = RLT.load(tmp_path / "best.zip", device="cpu").predict(obs)[0]
+        assert np.array_equal(best, model.predict(obs)[0]) is kept
+        assert (callback.best == result) is kept
 
 
 def test_an_untrained_direct_actor_is_not_taken_for_the_vla(tmp_path):
