@@ -39,19 +39,19 @@ def test_selection_plays_practicing_actor_until_one_is_approved(tmp_path):
         return next(results)
 
     callback = selection(model, evaluate, tmp_path)
-    practising = chunks(model.policy.training_actor, model, obs)
-    assert not np.array_equal(practising, obs["vla_ref"])
+    practicing = chunks(model.policy.training_actor, model, obs)
+    assert not np.array_equal(practicing, obs["vla_ref"])
     # 16 against the VLA's 10 on the same states: 6 fixed, none broken, p = 1/64 > 0.0125
     assert callback.run().evaluation == outcome(10)
-    assert np.array_equal(played[-1], practising) and np.array_equal(model.predict(obs)[0], obs["vla_ref"])
+    assert np.array_equal(played[-1], practicing) and np.array_equal(model.predict(obs)[0], obs["vla_ref"])
     # 8 fixed, none broken: p = 1/256 <= 0.0125 / 3, the level of the second audition
     assert callback.run().evaluation == outcome(18)
-    assert np.array_equal(model.predict(obs)[0], practising) and model.gate.approvals == 1
-    assert np.array_equal(RLT.load(tmp_path / "best.zip", device="cpu").predict(obs)[0], practising)
+    assert np.array_equal(model.predict(obs)[0], practicing) and model.gate.approvals == 1
+    assert np.array_equal(RLT.load(tmp_path / "best.zip", device="cpu").predict(obs)[0], practicing)
     model.policy.training_actor.mu[-1].bias.data.add_(0.1)
     assert callback.run().evaluation == outcome(3)  # of what is deployed, from now on; the practicing actor is worse
-    assert np.array_equal(played[-2], practising) and not np.array_equal(played[-1], practising)
-    assert np.array_equal(model.predict(obs)[0], practising) and model.gate.approvals == 1
+    assert np.array_equal(played[-2], practicing) and not np.array_equal(played[-1], practicing)
+    assert np.array_equal(model.predict(obs)[0], practicing) and model.gate.approvals == 1
 
 
 def test_the_best_model_is_kept(tmp_path):

@@ -418,7 +418,7 @@ def test_an_open_baseline_is_told_once():
         world.step(warm_up=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        gate.warn_of_open_baseline()  # nobody has practised yet
+        gate.warn_of_open_baseline()  # nobody has practiced yet
     world.step()
     with pytest.warns(UserWarning, match=r"No actor has been on trial.*: 20 noise-free episodes .* 64 are needed"):
         gate.warn_of_open_baseline()
