@@ -325,6 +325,8 @@ MUTATIONS = dict(enumerate([
              "[trial for trial in self.trials if trial.success is not None]", "common/test_trials.py"),
     Mutation("a reset looks back only as far as the running episodes are old", GATE,
              "self._longest = max(self._longest, int(self._age[env]))", "pass", "common/test_policy_gate.py"),
+    Mutation("a gate that is loaded goes on with episodes of before", GATE,
+             "self._open_seats(self.n_envs)", "pass", "common/test_policy_gate.py"),
     Mutation("steps of different tasks are compared", TRIALS,
              "[float(t.steps / unit[t.task]) for t in mine if t.task in unit], [float(t.steps / unit[t.task])",
              "[float(t.steps) for t in mine if t.task in unit], [float(t.steps)", "common/test_trials.py"),
