@@ -12,6 +12,7 @@ from rlt_sb3 import RLT, GymnasiumVecEnv, compare, evaluate
 
 
 def main() -> None:
+    """Train RLT and evaluate it beside the frozen VLA."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--env", default="rlt_gym:RLToken-LIBERO-v0")
     parser.add_argument("--suite", default="libero_goal")

@@ -108,7 +108,7 @@ def test_tasks_share_the_recipe_of_the_demo(name):
     task = parse("train", ["--config", name])
 
     def recipe(config):
-        """The pull's schedule in chunks, which do not depend on how long a task practises."""
+        """The pull's schedule in chunks, which do not depend on how long a task practices."""
         pull = config.settings["bc_coef"]
         return config.settings | {
             "bc_coef": pull | {"end_fraction": round(pull["end_fraction"] * config.total_chunks, -1)}

@@ -1,4 +1,4 @@
-"""What one chunk did in one sub-environment, read once from the environment's infos."""
+"""The outcome of one chunk in one sub-environment, read once from the environment's infos."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 @dataclass(frozen=True)
 class ChunkOutcome:
     """
-    What happened in one chunk of one sub-environment.
+    The outcome of one chunk in one sub-environment.
 
     :class:`~rlt_sb3.common.vec_env.GymnasiumVecEnv` makes one for every sub-environment in every step, and carries it
     in ``info["outcome"]``. Everything that learns from chunks, counts them or logs them reads its attributes
@@ -50,7 +50,7 @@ class ChunkOutcome:
     @classmethod
     def complete(cls, action: np.ndarray, reward: float, **told: Any) -> ChunkOutcome:
         """
-        A complete chunk, of an environment that tells nothing of its control steps.
+        Make the outcome of a complete chunk, for an environment that reports nothing about its control steps.
 
         :param action: the chunk (C, d); an action of another shape counts as one control step
         :param reward: its reward, taken as earned in the first control step; a positive one as a success
@@ -98,7 +98,7 @@ class ChunkOutcome:
 
     @property
     def critical(self) -> bool:
-        """Whether the policy acted and learns from it: the chunk began in the critical phase, or there are none."""
+        """Whether the policy learns from the chunk: it began in the critical phase, or there are no phases."""
         return self.critical_chunk is not False
 
     @property
@@ -113,7 +113,9 @@ def outcomes_of(
     rewards: np.ndarray,
 ) -> list[ChunkOutcome]:
     """
-    The outcomes that a vector step's infos carry; those of other bridges than GymnasiumVecEnv are made here.
+    Take the outcomes of one vector step from its infos.
+
+    Infos of bridges other than GymnasiumVecEnv have no outcome; it is made here.
 
     :param infos: one per sub-environment
     :param actions: chunks that were asked for (n_envs, C, d)
@@ -128,10 +130,10 @@ def outcomes_of(
 
 def mean_over_chunks(outcomes: Sequence[ChunkOutcome]) -> dict[str, float]:
     """
-    What the outcomes of one vector step say besides the reward, for the log.
+    Average what the outcomes of one vector step say besides the reward, for the log.
 
     :param outcomes: one per sub-environment
-    :return: of what there is: ``intervention``, share of the executed control steps that someone else chose;
+    :return: the means that exist: ``intervention``, share of the executed control steps that someone else chose;
         ``critical_phase``, share of the chunks in it; ``reward_<term>``, sum per chunk of each of ``reward_terms``
     """
     values: dict[str, list[float]] = {}

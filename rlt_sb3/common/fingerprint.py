@@ -1,8 +1,8 @@
 """
-Which frozen models an environment's observations come from: what was learned from them is worth nothing with others.
+Checks that what was learned from frozen models is used with the same ones.
 
-An environment says so in ``metadata["fingerprint"]``, a hash for each frozen model, e.g. ``{"vla": ..., "rl_token":
-...}``. Where it says nothing, nothing is compared.
+An environment lists a hash for each of its frozen models in ``metadata["fingerprint"]``, e.g. ``{"vla": ...,
+"rl_token": ...}``. An environment without this entry is not checked.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ def check_run(run: Path, stored: Fingerprint | None, present: Fingerprint | None
     :param present: what the environment has
     :raises ValueError: if they differ
     """
-    check_fingerprint(f"The run {run}", stored, present, "Put the run's weights back, or train anew.")
+    check_fingerprint(f"The run {run}", stored, present, "Put the run's weights back, or train again.")
 
 
 def of_run(run: Path) -> Fingerprint | None:
     """
+    Read the fingerprint in a run's results.
+
     :param run: folder of a run
     :return: what its results say, ``None`` if they say nothing
     """

@@ -70,6 +70,8 @@ class Algorithm:
 
     def fixed(self, settings: dict[str, Any]) -> dict[str, Any]:
         """
+        Select the settings that a resumed run must keep.
+
         :param settings: keyword arguments
         :return: those that a resumed run must keep
         """
@@ -84,20 +86,22 @@ class Algorithm:
         return kept
 
     def load_class(self) -> Any:
-        """:return: the class"""
+        """Return the class."""
         return _load(self.class_path)
 
     def settings(self) -> list[Setting]:
-        """:return: what its section of a configuration may hold"""
+        """Return what its section of a configuration may hold."""
         return settings_of(self.load_class(), skip=RESERVED)
 
     def settings_of_parts(self) -> dict[str, list[Setting]]:
-        """:return: setting that is a dict -> what it may hold, without what the run or the algorithm itself passes"""
+        """Return setting that is a dict -> what it may hold, without what the run or the algorithm itself passes."""
         passed = {*PASSED, *(setting.name for setting in settings_of(self.load_class()))}
         return {name: settings_of(_load(path), skip=passed) for name, path in self.parts.items()}
 
     def device(self, settings: Mapping[str, Any]) -> Any:
         """
+        Find the device that an algorithm uses.
+
         :param settings: keyword arguments
         :return: the device of its networks, "auto" for a GPU where there is one
         """
@@ -123,12 +127,14 @@ def register_algorithm(name: str, algorithm: Algorithm) -> None:
 
 
 def algorithm_names() -> list[str]:
-    """:return: choices of ``algorithm``: registered ones, then those of entry points, which are not loaded for this"""
+    """Return choices of ``algorithm``: registered ones, then those of entry points, which are not loaded for this."""
     return list(dict.fromkeys([*_registered, *sorted(point.name for point in entry_points(group=GROUP))]))
 
 
 def get_algorithm(name: str) -> Algorithm:
     """
+    Find a registered algorithm.
+
     :param name: one of :func:`algorithm_names`
     :raises ValueError: for another name; lists the choices
     """
@@ -147,7 +153,7 @@ def get_algorithm(name: str) -> Algorithm:
 
 
 def labels() -> dict[str, str]:
-    """:return: algorithm -> its name in tables"""
+    """Return algorithm -> its name in tables."""
     return {name: get_algorithm(name).label for name in algorithm_names()}
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def registered_ids() -> dict[str, str]:
-    """:return: id of a vector environment of this package -> where it is defined"""
+    """Return id of a vector environment of this package -> where it is defined."""
     import gymnasium as gym
 
     import rlt_gym  # noqa: F401  (registers them)
