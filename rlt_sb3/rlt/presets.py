@@ -17,8 +17,8 @@ PAPER: dict[str, Any] = {
     "reference_dropout": 0.5,
     "exploration_std": 0.05,
     "action_scale": 1.0,
-    "target_policy_noise": 0.05,  # targets use sampled actions, with the actor's standard deviation and no limit
-    "target_noise_clip": float("inf"),
+    "target_policy_noise": 0.05,  # targets use sampled actions, with the actor's standard deviation
+    "target_noise_clip": 1.0,  # 20 standard deviations: never reached
     # the paper: a person labels failures, which end the episode; here a time-out does
     "replay_buffer_kwargs": {"timeout_is_failure": True, "intervention_ref": "replace"},
     "policy_kwargs": {
