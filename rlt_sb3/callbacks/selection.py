@@ -79,8 +79,8 @@ class SelectionCallback(StatefulCallback):
     :param on_point: called after each evaluation, with the films of its episodes
     :param guard: "warn" leaves a policy below the VLA unchanged (``on_point`` reports it), "restore" loads the best
         networks
-    :param separate_eval_envs: evaluations use separate simulators, so training and its running log averages are
-        unaffected
+    :param separate_eval_envs: evaluations use separate simulators, so training episodes and running log averages are
+        unaffected (but an actor that is deployed here ends the running trial of the gate)
     """
 
     def __init__(
