@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 from typing import Any
 
 from rlt_gym.workers.named import check_sendable, import_folder, split_name
@@ -73,5 +74,4 @@ def hook_object(hook: dict[str, Any]) -> Any:
     :param hook: Of :func:`check_hook`.
     :return: The class or function it names.
     """
-    module, attribute = hook["target"].split(":")
-    return getattr(importlib.import_module(module), attribute)
+    return pkgutil.resolve_name(hook["target"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -104,11 +104,6 @@ def usage() -> str:
     )
 
 
-def _load(path: str) -> Any:
-    module, attribute = path.split(":")
-    return getattr(import_module(module), attribute)
-
-
 def parse(command: str, args: Sequence[str]) -> Any:
     """
     Read the settings of a command from YAML files and the command line.
@@ -138,7 +133,7 @@ def parse(command: str, args: Sequence[str]) -> Any:
 
                 print(f"\n{all_algorithms_help()}", file=file)
 
-    config_class = _load(COMMANDS[command][0])
+    config_class = resolve_name(COMMANDS[command][0])
     parser = Parser(prog=f"rlt {command}", usage=USAGE, description=COMMANDS[command][2], allow_abbrev=False)
     parser.add_argument("--config", action="config", help=CONFIG_HELP)
     sections: dict[str, str] = {}
@@ -173,9 +168,9 @@ def list_names(config: ListConfig) -> None:
     :raises ValueError: for an unknown suite; lists the choices
     """
     if config.suite is not None:
-        lists = {f"env.task_ids of {config.suite}": _load(TASKS)(config.suite)}
+        lists = {f"env.task_ids of {config.suite}": resolve_name(TASKS)(config.suite)}
     else:
-        lists = {setting: _load(function)() for setting, function in LISTS.items()}
+        lists = {setting: resolve_name(function)() for setting, function in LISTS.items()}
     for setting, names in lists.items():
         print("\n".join([setting, *_columns(names)]))
 
@@ -206,8 +201,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = parse(command, args)
         device = getattr(settings, "device", None)
         if device not in (None, "cpu"):
-            _load(CHECK_DEVICE)(device)
-        status = _load(COMMANDS[command][1])(settings)
+            resolve_name(CHECK_DEVICE)(device)
+        status = resolve_name(COMMANDS[command][1])(settings)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return 130

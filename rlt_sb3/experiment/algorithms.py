@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import signature
+from pkgutil import resolve_name
 from typing import Any
 
 from rlt_sb3.experiment import tqc
@@ -25,11 +25,6 @@ PASSED = ("observation_space", "action_space", "lr_schedule", "n_envs", "gated")
 
 def _class_defaults(n_envs: int, length: int) -> dict[str, Any]:
     return {}
-
-
-def _load(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ class Algorithm:
 
     def load_class(self) -> Any:
         """Return the class."""
-        return _load(self.class_path)
+        return resolve_name(self.class_path)
 
     def settings(self) -> list[Setting]:
         """Return the settings that its section of a configuration may hold."""
@@ -96,7 +91,7 @@ class Algorithm:
     def settings_of_parts(self) -> dict[str, list[Setting]]:
         """Return the settings inside each setting that is a dict, but not what the run or the algorithm passes."""
         passed = {*PASSED, *(setting.name for setting in settings_of(self.load_class()))}
-        return {name: settings_of(_load(path), skip=passed) for name, path in self.parts.items()}
+        return {name: settings_of(resolve_name(path), skip=passed) for name, path in self.parts.items()}
 
     def device(self, settings: Mapping[str, Any]) -> Any:
         """
