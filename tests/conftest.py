@@ -8,8 +8,9 @@ import pytest
 # A shell's background job ignores SIGINT, and hands that on to its children; the tests of interrupts need the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Before torch is imported, here and in processes that tests start: small networks are quicker on one thread
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before torch is imported, here and in processes that tests start: small networks are quicker on one thread, and
+# rounding is always the same
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 #: Marks of tests that take minutes: left out unless asked for by name (``-m exact``) or with ``--all``.
@@ -30,14 +31,3 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("official"):
                 item.add_marker(pytest.mark.skip(reason="RLT_LIBERO_ASSETS names no folder with the official assets"))
-
-
-@pytest.fixture
-def one_thread():
-    """Torch on one thread: small networks are quicker so, and rounding is always the same."""
-    import torch as th
-
-    before = th.get_num_threads()
-    th.set_num_threads(1)
-    yield
-    th.set_num_threads(before)

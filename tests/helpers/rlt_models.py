@@ -148,4 +148,22 @@ def numeric_gradient(function, array: np.ndarray, indices, step: float = 1e-6) -
     return np.array(gradient)
 
 
+def compare_gradients(model: RLT, oracle: Numpy, network: str, names, count: int, loss) -> list[tuple]:
+    """
+    Compare gradients after an update with numeric ones, at random places of some parameters.
+
+    :return: for each parameter, at these places: the values before the update, the gradient, the values after it
+    """
+    parameters, rng, found = dict(getattr(model, network).named_parameters()), np.random.default_rng(0), []
+    for name in names:
+        array = oracle.p[f"{network}.{name}"]
+        indices = [tuple(rng.integers(0, size) for size in array.shape) for _ in range(count)]
+        gradient = numeric_gradient(loss, array, indices)
+        got = np.array([parameters[name].grad[index].item() for index in indices])
+        np.testing.assert_allclose(got, gradient, atol=1e-5)
+        after = np.array([parameters[name][index].item() for index in indices])
+        found.append((np.array([array[index] for index in indices]), gradient, after))
+    return found
+
+
 SCALE = [1.0, 1.0, 1.0, 0.2, 0.3, 0.4, 2.0]

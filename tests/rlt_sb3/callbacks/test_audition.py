@@ -10,8 +10,6 @@ from rlt_sb3.callbacks.budget import BudgetCallback
 from rlt_sb3.callbacks.selection import SelectionCallback
 from rlt_sb3.evaluation.results import Evaluation, StateResult
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def chunks(actor, model: RLT, obs) -> np.ndarray:
     with th.no_grad():

@@ -14,8 +14,6 @@ from rlt_sb3.evaluation.results import Evaluation, StateResult
 from rlt_sb3.experiment.report import lowest_point, write_learning_curve, write_report
 from rlt_sb3.experiment.train import train
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 FILM = {0: [np.zeros((2, 2, 3), np.uint8)]}
 
 

@@ -20,8 +20,6 @@ from rlt_sb3.callbacks import (
 )
 from rlt_sb3.evaluation.results import Evaluation, StateResult
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def outcome(successes):
     return Evaluation("x", "selection", [StateResult(p, 0, p, p < successes, 5, 1) for p in range(4)])

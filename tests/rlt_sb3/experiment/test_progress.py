@@ -9,8 +9,6 @@ from rlt_sb3.experiment import progress as module
 from rlt_sb3.experiment.progress import Progress
 from rlt_sb3.experiment.train import resume, train
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PLAN = {"before": (100.0, 10), "training": (300.0, 1), "after": (100.0, 10)}
 
 

@@ -11,8 +11,6 @@ from rlt_sb3.experiment.algorithms import get_algorithm
 from rlt_sb3.experiment.config import EnvConfig, load_config
 from rlt_sb3.experiment.train import _resumed, resume, train
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_which_settings_are_fixed():
     fixed = get_algorithm("rlt").fixed

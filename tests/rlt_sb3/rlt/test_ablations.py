@@ -16,8 +16,6 @@ from rlt_gym.rl_token.mean import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_sb3 import RLT, GymnasiumVecEnv
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def load_benchmark():
     path = ROOT / "benchmarks" / "fake_task.py"

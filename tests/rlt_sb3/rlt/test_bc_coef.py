@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch as th
 import yaml
-from rlt_models import Numpy, fast, make_model, make_venv, numeric_gradient, oracle_model, random_obs, to_numpy
+from rlt_models import Numpy, compare_gradients, fast, make_model, make_venv, oracle_model, random_obs, to_numpy
 from run_helpers import quick, same, without_clocks
 from stable_baselines3.common.utils import LinearSchedule
 
@@ -15,9 +15,6 @@ from rlt_sb3.cli.main import parse
 from rlt_sb3.common.schedules import ChunkSchedule
 from rlt_sb3.experiment.models import resolve_settings
 from rlt_sb3.experiment.train import resume, train
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 # ---------------------------------------------------------------- which rows
 
@@ -45,13 +42,7 @@ def test_failures_pull_less(weight):
     stats = model._update_actor(batch)
     assert float(stats[0]) == pytest.approx(loss(), abs=1e-5)
     assert stats[5] == pytest.approx(success.mean())
-    parameters = dict(model.actor.named_parameters())
-    for name in ("mu.0.weight", "mu.4.bias"):
-        array = oracle.p[f"actor.{name}"]
-        rng = np.random.default_rng(0)
-        indices = [tuple(rng.integers(0, size) for size in array.shape) for _ in range(10)]
-        got = [parameters[name].grad[index].item() for index in indices]
-        np.testing.assert_allclose(got, numeric_gradient(loss, array, indices), atol=1e-5)
+    compare_gradients(model, oracle, "actor", ("mu.0.weight", "mu.4.bias"), 10, loss)
 
 
 def test_a_direct_actor_is_first_fitted_to_the_vla_on_all_rows():

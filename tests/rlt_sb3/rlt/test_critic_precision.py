@@ -8,8 +8,6 @@ from rlt_models import make_model, random_obs
 
 from rlt_sb3.common import hardware
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(autouse=True)
 def asked_anew():

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from rlt_models import Rows, fast, make_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Players(Rows):
     """Keeps as well who plays, and what the actor on trial would."""

@@ -10,8 +10,6 @@ from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT, GymnasiumVecEnv
 from rlt_sb3.common.trials import Sample, Trial
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Watch(BaseCallback):
     """Chunks of the deployed actor and of the actor on trial, on fixed observations."""

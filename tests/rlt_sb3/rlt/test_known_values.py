@@ -22,8 +22,6 @@ from rlt_sb3.experiment.checkpoints import write_checkpoint
 from rlt_sb3.experiment.models import check_fits, load_model
 from rlt_sb3.rlt.policies import RLTFeatures
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 C, D, GAMMA = 4, 7, 0.9
 
 

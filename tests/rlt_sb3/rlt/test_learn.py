@@ -20,8 +20,6 @@ from rlt_sb3 import RLT
 from rlt_sb3.common.chunk_outcome import ChunkOutcome
 from rlt_sb3.common.value_bias import ValueBias
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize(("num_envs", "train_freq"), [(1, 1), (3, 1), (1, 4), (3, 4), (1, (2, "episode"))])
 @pytest.mark.parametrize("utd", [0.3, 1.0, 2.5])

@@ -5,8 +5,6 @@ import pytest
 from rlt_models import Rows, make_model, make_venv
 from run_helpers import same
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def collected(parts: list[int], **env):
     model, rows = make_model(venv=make_venv(2, **env), learning_starts=1000, n_steps=3), Rows()

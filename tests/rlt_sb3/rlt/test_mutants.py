@@ -7,8 +7,6 @@ from rlt_models import Numpy, fast, make_model, make_venv, oracle_model, random_
 
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_the_actor_is_pulled_to_the_target_of_the_pull():
     """Not to ``vla_ref``: they differ where someone took over and in rows of demonstrations."""

@@ -16,8 +16,6 @@ from rlt_sb3 import RLT
 from rlt_sb3.common.torch_utils import AntiWindupClamp
 from rlt_sb3.rlt.features import rotation_columns
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_clamp_keeps_useful_gradients_at_the_border():
     x = th.tensor([-2.0, -1.0, 0.3, 1.0, 2.0])

@@ -9,8 +9,6 @@ from rlt_models import fast, make_model, make_venv
 from rlt_sb3.common.chunk_outcome import ChunkOutcome
 from rlt_sb3.common.value_bias import ValueBias
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def paying(function):
     """An environment whose step rewards are changed by ``function``."""

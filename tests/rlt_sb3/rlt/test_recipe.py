@@ -13,8 +13,6 @@ from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.rlt.policies import RLTPolicy
 from rlt_sb3.rlt.presets import PAPER
 
-# small networks; threads would cost more than they give
-pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL_NETS = {"net_arch": [16, 16]}
 
 

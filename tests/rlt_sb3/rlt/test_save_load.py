@@ -18,7 +18,6 @@ from rlt_sb3 import RLT, ChunkReplayBuffer
 from rlt_sb3.experiment.models import load_model
 from rlt_sb3.rlt.policies import RLTPolicy
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 OTHER = dict(
     buffer_size=200, gamma=0.97, utd=1.5, n_steps=2, policy_delay=3, target_policy_noise=0.05, target_noise_clip=0.1,
     bc_coef=7.0, reference_dropout=0.2, exploration_std=0.02, critic_warmup_updates=6,

@@ -16,8 +16,6 @@ from stable_baselines3.common.vec_env import VecNormalize
 from rlt_sb3 import RLT
 from rlt_sb3.common.noise import HeldNoise
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize(
     "options",

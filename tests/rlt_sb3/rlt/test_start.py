@@ -14,8 +14,6 @@ from stable_baselines3.common.noise import NormalActionNoise
 
 from rlt_sb3.common.noise import HeldNoise
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_untrained_actor_is_the_vla_bit_for_bit():
     model = make_model()

@@ -6,14 +6,12 @@ import torch as th
 from rlt_models import (
     SCALE,
     Numpy,
+    compare_gradients,
     make_model,
-    numeric_gradient,
     oracle_model,
     random_obs,
     to_numpy,
 )
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(("bounds", "norm"), [(None, True), ((0.05, 0.4), True), (None, False)])
@@ -59,16 +57,9 @@ def test_one_critic_update_against_numpy():
 
     stats = model._update_critic(batch)
     assert float(stats[0]) == pytest.approx(loss(), abs=1e-5)
-    parameters = dict(model.critic.named_parameters())
-    rng = np.random.default_rng(0)
-    for name in ("ensemble.weights.0", "ensemble.weights.1", "ensemble.weights.2", "ensemble.biases.1"):
-        array = oracle.p[f"critic.{name}"]
-        indices = [tuple(rng.integers(0, size) for size in array.shape) for _ in range(15)]
-        gradient = numeric_gradient(loss, array, indices)
-        got = np.array([parameters[name].grad[index].item() for index in indices])
-        np.testing.assert_allclose(got, gradient, atol=1e-5)
-        after = np.array([parameters[name][index].item() for index in indices])
-        expected = adam_first_step(np.array([array[index] for index in indices]), gradient, 1e-2)
+    names = ("ensemble.weights.0", "ensemble.weights.1", "ensemble.weights.2", "ensemble.biases.1")
+    for before, gradient, after in compare_gradients(model, oracle, "critic", names, 15, loss):
+        expected = adam_first_step(before, gradient, 1e-2)
         clear = np.abs(gradient) > 1e-4  # the sign of smaller ones is rounding
         np.testing.assert_allclose(after[clear], expected[clear], atol=1e-5)
 
@@ -103,14 +94,7 @@ def test_one_actor_update_against_numpy(actor_q, dropout, scale):
     assert float(stats[0]) == pytest.approx(loss(), abs=1e-5)
     assert all(th.equal(a, b) for a, b in zip(critic_before, model.critic.parameters(), strict=True))
     assert all(parameter.requires_grad for parameter in model.critic.parameters())
-    parameters = dict(model.actor.named_parameters())
-    rng = np.random.default_rng(0)
-    for name in ("mu.0.weight", "mu.2.weight", "mu.4.weight", "mu.4.bias"):
-        array = oracle.p[f"actor.{name}"]
-        indices = [tuple(rng.integers(0, size) for size in array.shape) for _ in range(10)]
-        gradient = numeric_gradient(loss, array, indices)
-        got = np.array([parameters[name].grad[index].item() for index in indices])
-        np.testing.assert_allclose(got, gradient, atol=1e-5)
+    compare_gradients(model, oracle, "actor", ("mu.0.weight", "mu.2.weight", "mu.4.weight", "mu.4.bias"), 10, loss)
 
 
 @pytest.mark.parametrize("actor_tau", [None, 0.1])
