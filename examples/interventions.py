@@ -32,7 +32,15 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=4)
     args = parser.parse_args()
 
-    env = gym.make_vec(args.env, num_envs=args.num_envs, task_ids=[1], render="fast", intervention=args.intervention)
+    # LIBERO's full horizon: the takeover begins late and lasts 60 control steps at most before it gives control back
+    env = gym.make_vec(
+        args.env,
+        num_envs=args.num_envs,
+        task_ids=[1],
+        render="fast",
+        max_episode_steps=300,
+        intervention=args.intervention,
+    )
     try:
         _, infos = env.reset(seed=0)
         taken = np.zeros(args.num_envs, dtype=int)
