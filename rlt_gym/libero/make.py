@@ -57,6 +57,7 @@ def make_rl_token_libero_vec(
     task_ids: Sequence[int] | None = None,
     chunk_length: int = 8,
     vla: str | os.PathLike[str] | FrozenVLA = "mini",
+    vla_kwargs: Mapping[str, Any] | None = None,
     rl_token: str | os.PathLike[str] | Encoder = "auto",
     device: str = "cpu",
     image_size: int | None = None,
@@ -71,8 +72,10 @@ def make_rl_token_libero_vec(
     :param suite: LIBERO suite.
     :param task_ids: Tasks of the suite, ``None`` = all.
     :param chunk_length: Control steps per action, at most the VLA's horizon.
-    :param vla: A registered name (``rlt list``), the path of a file that ``rlt train-vla`` wrote (or of another
-        registered format), or an object that obeys :class:`~rlt_gym.vla.base.FrozenVLA`.
+    :param vla: A registered name or scheme (``rlt list``), the path of a file that ``rlt train-vla`` wrote (or of
+        another registered format), ``"package.module:Class"`` of an allowed package, or an object that obeys
+        :class:`~rlt_gym.vla.base.FrozenVLA`; see :func:`~rlt_gym.vla.registry.load_vla`.
+    :param vla_kwargs: Further arguments of whoever makes a VLA that is named.
     :param rl_token: ``"auto"``, ``"mean"`` (no RL token, but the mean of the VLA's picture tokens), a ``.safetensors``
         path, or an encoder.
     :param device: Where VLA and encoder run.
@@ -91,7 +94,7 @@ def make_rl_token_libero_vec(
     from rlt_gym.vla.registry import load_vla
 
     penalty = None if gripper_penalty is None else _penalty_arguments(gripper_penalty)
-    loaded = load_vla(vla, device)
+    loaded = load_vla(vla, device, vla_kwargs)
     encoder = load_rl_token(rl_token, loaded, device)
     check_chunk_length(chunk_length, loaded)
     check_robot(PANDA, loaded.spec)
@@ -122,6 +125,7 @@ def make_rl_token_libero_vec(
             task_ids=task_ids,
             chunk_length=chunk_length,
             vla=vla,
+            vla_kwargs=vla_kwargs,
             rl_token=rl_token,
             device=device,
             image_size=image_size,

@@ -36,8 +36,10 @@ class EncodeDemosConfig:
     :param demos: Demonstration files of ``rlt collect`` or of LIBERO itself, glob patterns or folders; folders of
         LeRobot datasets (versions 2 and 3, with the extra ``lerobot``).
     :param output: ``.safetensors`` file to write.
-    :param vla: The frozen policy: a name of ``rlt list``, or the path of a file that ``rlt train-vla`` wrote (any other
-        VLA is an argument of :func:`encode_demos` itself).
+    :param vla: The frozen policy: a name or scheme of ``rlt list``, the path of a file that ``rlt train-vla`` wrote, or
+        "package.module:Class" of an allowed package (``RLT_ALLOWED_IMPORTS``). Any other VLA is an argument of
+        :func:`encode_demos` itself.
+    :param vla_kwargs: Further arguments of whoever makes this VLA.
     :param rl_token: RL-token encoder: "auto" (the shipped one of the VLA), "mean" (the mean of the VLA's picture
         tokens), or the path of a file that ``rlt pretrain-token`` wrote.
     :param chunk_length: Control steps per row, that of the environment to train in.
@@ -60,6 +62,7 @@ class EncodeDemosConfig:
     demos: list[str] = field(default_factory=list)
     output: str = "transitions.safetensors"
     vla: str = "mini"
+    vla_kwargs: dict[str, Any] | None = None
     rl_token: str = "auto"
     chunk_length: int = 8
     stride: int = 2
@@ -129,7 +132,7 @@ def encode_demos(config: EncodeDemosConfig, vla: FrozenVLA | None = None, encode
     :return: The file.
     :raises ValueError: If files are missing or damaged or nothing in them gives a row.
     """
-    vla = load_vla(config.vla if vla is None else vla, config.device)
+    vla = load_vla(config.vla, config.device, config.vla_kwargs) if vla is None else load_vla(vla, config.device)
     token = load_rl_token(config.rl_token if encoder is None else encoder, vla, config.device)
     check_chunk_length(config.chunk_length, vla)
     check_demos(vla.spec)

@@ -30,8 +30,10 @@ class PretrainTokenConfig:
     What :func:`pretrain_token` does.
 
     :param demos: Demonstration files, glob patterns or folders.
-    :param vla: The frozen policy: a name of ``rlt list``, or the path of a file that ``rlt train-vla`` wrote (any other
-        VLA is an argument of :func:`pretrain_token` itself).
+    :param vla: The frozen policy: a name or scheme of ``rlt list``, the path of a file that ``rlt train-vla`` wrote, or
+        "package.module:Class" of an allowed package (``RLT_ALLOWED_IMPORTS``). Any other VLA is an argument of
+        :func:`pretrain_token` itself.
+    :param vla_kwargs: Further arguments of whoever makes this VLA.
     :param output: ``.safetensors`` file to write; the report goes beside it with suffix ``.json``.
     :param z_dim: Width of the RL token, ``None`` = the VLA's width.
     :param width: Width of encoder and decoder; ``None`` = the VLA's width.
@@ -62,6 +64,7 @@ class PretrainTokenConfig:
 
     demos: list[str] = field(default_factory=list)
     vla: str = "mini"
+    vla_kwargs: dict[str, Any] | None = None
     output: str = "rl_token.safetensors"
     z_dim: int | None = None
     width: int | None = None
@@ -115,7 +118,7 @@ def pretrain_token(config: PretrainTokenConfig, vla: FrozenVLA | None = None) ->
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     began = time.monotonic()
-    vla = load_vla(config.vla if vla is None else vla, config.device)
+    vla = load_vla(config.vla, config.device, config.vla_kwargs) if vla is None else load_vla(vla, config.device)
     check_demos(vla.spec)
     folder = Path(config.output).parent if config.scratch is None else config.scratch
     storage = ArrayStorage(int(config.memory_limit * 2**30), folder)

@@ -22,9 +22,17 @@ class FakeVLA:
     :param token_dim: size of a token
     :param n_tokens: number of tokens; the last one is masked out where the instruction has an odd checksum
     :param stochastic: let the chunk depend on the seed
+    :param device: where it says that it is
     """
 
-    def __init__(self, horizon: int = 8, token_dim: int = 12, n_tokens: int = 5, stochastic: bool = False):
+    def __init__(
+        self,
+        horizon: int = 8,
+        token_dim: int = 12,
+        n_tokens: int = 5,
+        stochastic: bool = False,
+        device: Any = "cpu",
+    ):
         import torch
 
         from rlt_gym.vla.base import VLASpec
@@ -32,7 +40,7 @@ class FakeVLA:
         self.spec = VLASpec(
             "fake", token_dim=token_dim, horizon=horizon, max_tokens=n_tokens, stochastic=stochastic, state_dim=8
         )
-        self.device = torch.device("cpu")
+        self.device = torch.device(device)
         self.calls: list[int] = []
         self._n_tokens = n_tokens
         self._encoder = np.random.default_rng(0).normal(size=(11, n_tokens * token_dim)).astype(np.float32)

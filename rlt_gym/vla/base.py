@@ -240,7 +240,7 @@ def fingerprint(config: Mapping[str, Any], state: Mapping[str, torch.Tensor], dt
     return digest.hexdigest()
 
 
-def check_vla(vla: object) -> FrozenVLA:
+def require_vla(vla: object) -> FrozenVLA:
     """
     Check that an object obeys :class:`FrozenVLA`, as far as this can be seen without running it.
 

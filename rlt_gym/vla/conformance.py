@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from rlt_gym.vla.base import TOKEN_KINDS, FrozenVLA, VLAObs, VLAOutput, check_vla
+from rlt_gym.vla.base import TOKEN_KINDS, FrozenVLA, VLAObs, VLAOutput, require_vla
 
 
 def check_vla_outputs(
@@ -31,7 +31,7 @@ def check_vla_outputs(
     :return: The output for the whole batch.
     :raises ValueError: Naming the first rule that is broken.
     """
-    vla, batch = check_vla(vla), len(tasks)
+    vla, batch = require_vla(vla), len(tasks)
     if batch < 2:
         raise ValueError(f"check_vla_outputs was given {batch} rows; it needs at least two to tell them apart.")
     seeds = list(range(batch)) if seeds is None else list(seeds)

@@ -31,7 +31,9 @@ class EnvConfig:
     :param suite: LIBERO suite, a name of ``rlt list``
     :param task_ids: numbers of the suite's tasks, ``--env.task_ids 0 1``; None: all of them
     :param chunk_length: control steps per action chunk
-    :param vla: frozen VLA: a name of ``rlt list``, or the path of a file that ``rlt train-vla`` wrote
+    :param vla: frozen VLA: a name or scheme of ``rlt list``, the path of a file that ``rlt train-vla`` wrote, or
+        "package.module:Class" of an allowed package (``RLT_ALLOWED_IMPORTS``)
+    :param vla_kwargs: further arguments of whoever makes this VLA
     :param rl_token: RL-token encoder: "auto" (the one trained for this VLA), the path of a checkpoint, or "mean"
         (ablation: the mean of the VLA's image tokens)
     :param assets: meshes and textures: "auto", "embedded", "official" or a folder
@@ -52,6 +54,7 @@ class EnvConfig:
     task_ids: list[int] | None = None
     chunk_length: int | None = None
     vla: str | None = None
+    vla_kwargs: dict[str, Any] | None = None
     rl_token: str | None = None
     assets: str | None = None
     max_episode_steps: int | None = None

@@ -1,0 +1,18 @@
+"""A module whose VLA settings name as ``"named_vla:NamedVLA"``."""
+
+from dataclasses import replace
+
+from toy_vla import ToyVLA
+
+
+class NamedVLA(ToyVLA):
+    """Made with a device and ``vla_kwargs``."""
+
+    def __init__(self, device="cpu", gain=0.5) -> None:
+        super().__init__(device, gain)
+        self.spec = replace(self.spec, assets=None)
+
+
+def make(device="cpu"):
+    """No class."""
+    return NamedVLA(device)
