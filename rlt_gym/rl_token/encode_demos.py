@@ -22,6 +22,7 @@ from rlt_gym.rl_token.env import check_chunk_length
 from rlt_gym.rl_token.io import frozen_fingerprint, load_rl_token
 from rlt_gym.rl_token.token_cache import check_demos
 from rlt_gym.vla.base import FrozenVLA, forward_seed
+from rlt_gym.vla.batches import run_vla
 from rlt_gym.vla.registry import load_vla
 
 #: Version of the layout; ``rlt_sb3.common.replay.offline`` reads it.
@@ -48,7 +49,7 @@ class EncodeDemosConfig:
     :param task_ids: Task of each file, in sorted order of the files, then of each task of a LeRobot dataset; ``None`` =
         what the files say (LeRobot's own numbers are not LIBERO's), else 0, 1, ...
     :param max_demos: Most demonstrations per task; ``None`` = all.
-    :param batch_size: Observations per forward pass.
+    :param batch_size: Observations per forward pass, at most the VLA's ``max_batch``.
     :param image_size: Frames are pooled to this edge first; ``None`` = as they are.
     :param lerobot_columns: Names of a LeRobot dataset's columns where they are unusual: ``agentview``, ``wrist``,
         ``state``, ``action``.
@@ -241,8 +242,7 @@ def _tokens(
         obs = {camera: value[rows] for camera, value in frames.items()} | {"state": proprio[rows]}
         size = len(obs["state"])
         steps = range(rows.start * config.stride, (rows.start + size) * config.stride, config.stride)
-        output = vla.forward(obs, [instruction] * size, seed=[forward_seed(number, step) for step in steps])
-        output.check(vla.spec, size)
+        output = run_vla(vla, obs, [instruction] * size, [forward_seed(number, step) for step in steps])
         parts["obs/z_rl"].append(encoder(output).float().cpu().numpy())
         parts["obs/vla_ref"].append(output.chunk[:, : config.chunk_length].float().cpu().numpy())
     return {key: np.concatenate(value) for key, value in parts.items()} | {"obs/proprio": proprio.astype(np.float32)}

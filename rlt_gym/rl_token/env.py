@@ -13,6 +13,7 @@ from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
 from rlt_gym.vla.base import forward_seed
+from rlt_gym.vla.batches import run_vla
 
 if TYPE_CHECKING:
     from rlt_gym.rl_token.base import Encoder
@@ -180,13 +181,11 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
     def _features(
         self, batches: Sequence[Mapping[str, np.ndarray]], tasks: Sequence[str], seed_keys: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """One forward pass over all rows of ``batches``; the arrays are new ones."""
+        """One forward pass (of the VLA's ``max_batch``, more) over all rows; the arrays are new ones."""
         joined = {key: np.concatenate([batch[key] for batch in batches]) for key in (*self._cameras, "proprio")}
         proprio = joined.pop("proprio").astype(np.float32)
         seeds = [forward_seed(noise_seed, step) for noise_seed, step in seed_keys.tolist()]
-        output = self.vla.forward({**joined, "state": proprio}, list(tasks), seed=seeds).check(
-            self.vla.spec, len(tasks)
-        )
+        output = run_vla(self.vla, {**joined, "state": proprio}, tasks, seeds)
         z_rl = self.encoder(output)
         chunk = output.chunk[:, : self.chunk_length]
         return {

@@ -12,6 +12,7 @@ from rlt_gym.data.libero_hdf5 import ACTION_SIZE, CAMERAS, STATE_SIZE
 from rlt_gym.data.storage import IN_MEMORY, ArrayStorage
 from rlt_gym.rl_token.encoder import select_tokens
 from rlt_gym.vla.base import FrozenVLA, VLASpec, forward_seed
+from rlt_gym.vla.batches import run_vla
 
 
 @dataclass
@@ -75,7 +76,7 @@ def cache_tokens(
     :param vla: The VLA.
     :param data: Demonstrations.
     :param kinds: Kinds of tokens to keep.
-    :param batch_size: Observations per forward pass.
+    :param batch_size: Observations per forward pass, at most the VLA's ``max_batch``.
     :param progress: Show a progress bar.
     :param storage: Where the tokens lie. They exist once, and a second time while the array is made larger for a batch
         whose rows have more tokens than all before.
@@ -91,7 +92,7 @@ def cache_tokens(
         obs["state"] = data.proprio[part]
         tasks = [data.instructions[task] for task in data.task[part]]
         seeds = [forward_seed(int(data.demo[row]), row) for row in rows]
-        output = vla.forward(obs, tasks, seed=seeds).check(vla.spec, len(tasks))
+        output = run_vla(vla, obs, tasks, seeds)
         tokens, mask = select_tokens(output, kinds)
         count = mask.shape[1]
         if count > cache.mask.shape[1]:

@@ -49,6 +49,9 @@ class VLASpec:
     :param frame_size: Edge in pixels of the frames that it needs, if it is not ``image_size``: an environment draws
         frames of this size. ``None`` = ``image_size`` and larger.
     :param state_dim: Numbers P of ``state`` that it needs; ``None`` = any.
+    :param max_batch: Most rows of one forward pass, so that it fits into memory; ``None`` = any number.
+        :func:`~rlt_gym.vla.batches.run_vla` keeps it.
+    :param dtype: Type of the tokens, a name of torch's such as ``"bfloat16"``; ``None`` = not said.
     """
 
     name: str
@@ -62,6 +65,14 @@ class VLASpec:
     assets: str | None = None
     frame_size: int | None = None
     state_dim: int | None = None
+    max_batch: int | None = None
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("token_dim", "horizon", "action_dim", "max_tokens", "image_size", "frame_size", "max_batch"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"VLASpec.{name} of {self.name!r} must be an integer from 1 on, got {value!r}.")
 
     def check_robot(self, robot: str, cameras: Sequence[str], state_dim: int, action_dim: int) -> None:
         """
@@ -142,6 +153,8 @@ class VLAOutput:
             or not self.tokens.is_floating_point()
         ):
             problems.append(f"tokens is {self.tokens.dtype} {shape}, not floating ({batch_size}, M, {spec.token_dim})")
+        elif spec.dtype is not None and self.tokens.dtype != getattr(torch, spec.dtype, None):
+            problems.append(f"tokens is {self.tokens.dtype}, but spec.dtype is {spec.dtype!r}")
         if self.mask.dtype != torch.bool or tuple(self.mask.shape) != shape[:2]:
             problems.append(f"mask is {self.mask.dtype} {tuple(self.mask.shape)}, not bool {shape[:2]}")
         if tuple(self.kind.shape) != shape[:2]:

@@ -9,6 +9,7 @@ from gymnasium.vector import VectorEnv
 from tqdm import tqdm
 
 from rlt_gym.vla.base import FrozenVLA, forward_seed
+from rlt_gym.vla.batches import run_vla
 
 
 def success_rates(
@@ -69,7 +70,7 @@ def _play(vla: FrozenVLA, env: VectorEnv, n_states: int, seed: int) -> tuple[str
         inputs = {camera: obs[camera] for camera in vla.spec.cameras} | {"state": obs["proprio"]}
         keys = zip(infos["noise_seed"].tolist(), infos["episode_steps"].tolist(), strict=True)
         seeds = [forward_seed(noise_seed, step) for noise_seed, step in keys]
-        chunk = vla.forward(inputs, list(infos["instruction"]), seed=seeds).chunk
+        chunk = run_vla(vla, inputs, infos["instruction"], seeds).chunk
         obs, _, terminations, truncations, infos = env.step(chunk.cpu().numpy())
         for index in np.flatnonzero(terminations | truncations):
             state = int(infos["final_info"]["init_index"][index])
