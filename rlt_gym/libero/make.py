@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from rlt_gym.core.single_env import SingleEnv, arguments_of_one
 from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.libero.robot import PANDA
-from rlt_gym.rl_token.env import RLTokenVectorEnv, check_chunk_length, check_robot
+from rlt_gym.rl_token.env import RLTokenVectorEnv, check_chunk_length
 
 if TYPE_CHECKING:
     import os
@@ -61,7 +61,7 @@ def make_rl_token_libero_vec(
     rl_token: str | os.PathLike[str] | Encoder = "auto",
     device: str = "cpu",
     image_size: int | None = None,
-    render: str = "fast",
+    render: str | None = None,
     gripper_penalty: float | Mapping[str, Any] | None = None,
     **raw_env_kwargs: Any,
 ) -> RLTokenVectorEnv:
@@ -81,8 +81,9 @@ def make_rl_token_libero_vec(
     :param device: Where VLA and encoder run.
     :param image_size: Edge of the pictures in pixels; ``None`` = what the VLA's specification says, 128 if it says
         nothing. Another size than the VLA needs is refused.
-    :param render: ``"fast"``, the pictures that the shipped MiniVLA was trained on, ``"exact"``, LIBERO's own, or
-        ``"stock"``, the same without any shortcut.
+    :param render: ``"exact"``, LIBERO's own pictures, ``"stock"``, the same without any shortcut, or ``"fast"``, cheap
+        ones; ``None`` = those that the VLA was trained on, if its specification says it (MiniVLA: ``"fast"``), else
+        ``"exact"``. Others than it was trained on are refused.
     :param gripper_penalty: Cost of each opening or closing of the gripper, or a dict of all arguments of
         :class:`~rlt_gym.core.wrappers.GripperPenalty`; ``None`` for none.
     :param raw_env_kwargs: Further arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv`.
@@ -97,7 +98,8 @@ def make_rl_token_libero_vec(
     loaded = load_vla(vla, device, vla_kwargs)
     encoder = load_rl_token(rl_token, loaded, device)
     check_chunk_length(chunk_length, loaded)
-    check_robot(PANDA, loaded.spec)
+    loaded.spec.check_robot(PANDA)
+    quality = loaded.spec.check_render(render)
     frame_size = loaded.spec.check_frame_size(image_size)
     env = LiberoVectorEnv(
         num_envs=num_envs,
@@ -105,7 +107,7 @@ def make_rl_token_libero_vec(
         task_ids=task_ids,
         chunk_length=chunk_length,
         image_size=frame_size,
-        render=render,
+        render=quality,
         **raw_env_kwargs,
     )
     trained_on = loaded.spec.assets

@@ -20,7 +20,7 @@ from rlt_gym.data.libero_hdf5 import Demo, DemoFile, expand_paths
 from rlt_gym.rl_token.base import Encoder
 from rlt_gym.rl_token.env import check_chunk_length
 from rlt_gym.rl_token.io import frozen_fingerprint, load_rl_token
-from rlt_gym.rl_token.token_cache import check_demos
+from rlt_gym.rl_token.token_cache import check_demo_frames, check_demos
 from rlt_gym.vla.base import FrozenVLA, forward_seed
 from rlt_gym.vla.batches import run_vla
 from rlt_gym.vla.registry import load_vla
@@ -136,7 +136,7 @@ def encode_demos(config: EncodeDemosConfig, vla: FrozenVLA | None = None, encode
     vla = load_vla(config.vla, config.device, config.vla_kwargs) if vla is None else load_vla(vla, config.device)
     token = load_rl_token(config.rl_token if encoder is None else encoder, vla, config.device)
     check_chunk_length(config.chunk_length, vla)
-    check_demos(vla.spec)
+    check_demos(vla.spec, [name for name in config.demos if not is_lerobot(Path(name))])
     sources = _sources(config)
     columns: dict[str, list[np.ndarray]] = {}
     count = number = 0
@@ -236,6 +236,7 @@ def _tokens(
     frames = {camera: demo.frames(camera, config.stride) for camera in vla.spec.cameras}
     if config.image_size is not None:
         frames = {camera: resize_frames(value, config.image_size) for camera, value in frames.items()}
+    check_demo_frames(vla.spec, next(iter(frames.values())).shape[1])
     proprio = demo.proprio[:: config.stride]
     parts: dict[str, list[np.ndarray]] = {"obs/z_rl": [], "obs/vla_ref": []}
     for rows in _slices(len(proprio), config.batch_size):

@@ -195,17 +195,6 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
         }
 
 
-def check_robot(robot: RobotSpec, spec: "VLASpec") -> None:
-    """
-    Refuse a VLA that does not fit a robot.
-
-    :param robot: The robot.
-    :param spec: Specification of the VLA.
-    :raises ValueError: If the robot lacks a camera, or has another number of proprioceptive numbers or of actions.
-    """
-    spec.check_robot(f"the robot {robot.name!r}", robot.camera_keys, robot.proprio_size, robot.action_size)
-
-
 def _check_environment(env: VectorEnv, spec: "VLASpec") -> tuple[str, ...]:
     """
     Refuse an environment that does not fit a VLA.
@@ -223,7 +212,8 @@ def _check_environment(env: VectorEnv, spec: "VLASpec") -> tuple[str, ...]:
     missing = {*robot.camera_keys, "proprio"} - set(boxes)
     if missing:
         raise ValueError(f"The raw environment's observations lack {sorted(missing)}; use LIBERO-v0 or one like it.")
-    check_robot(robot, spec)
+    spec.check_robot(robot)
+    spec.check_render(env.metadata.get("render"))
     for camera in spec.cameras:
         for edge in (boxes[camera].shape or ())[:2]:
             spec.check_frame_size(edge)

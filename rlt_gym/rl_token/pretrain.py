@@ -19,7 +19,7 @@ from rlt_gym.rl_token.decoder import RLTokenDecoder, reconstruction_loss
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, count_parameters
 from rlt_gym.rl_token.io import load_rl_token, save_rl_token
 from rlt_gym.rl_token.probe import evaluate_token, probe_objects
-from rlt_gym.rl_token.token_cache import TokenCache, cache_tokens, check_demos
+from rlt_gym.rl_token.token_cache import TokenCache, cache_tokens, check_demo_frames, check_demos
 from rlt_gym.vla.base import FrozenVLA, VLASpec
 from rlt_gym.vla.registry import load_vla
 
@@ -119,7 +119,8 @@ def pretrain_token(config: PretrainTokenConfig, vla: FrozenVLA | None = None) ->
         torch.set_num_threads(config.threads)
     began = time.monotonic()
     vla = load_vla(config.vla, config.device, config.vla_kwargs) if vla is None else load_vla(vla, config.device)
-    check_demos(vla.spec)
+    check_demos(vla.spec, config.demos)
+    vla.spec.check_kinds(config.kinds)
     folder = Path(config.output).parent if config.scratch is None else config.scratch
     storage = ArrayStorage(int(config.memory_limit * 2**30), folder)
     size = _frame_size(config, vla.spec)
@@ -182,11 +183,7 @@ def _frame_size(config: PretrainTokenConfig, spec: VLASpec) -> int:
     """
     edge = frame_edge(config.demos)
     size = config.image_size or (spec.image_size if spec.image_size and edge % spec.image_size == 0 else edge)
-    if spec.image_size and size < spec.image_size:
-        raise ValueError(
-            f"The demonstrations would be shown to the VLA {spec.name!r} in frames of {size} pixels, and it reads "
-            f"{spec.image_size}: collect them with a larger --image_size."
-        )
+    check_demo_frames(spec, size)
     return size
 
 

@@ -40,8 +40,9 @@ class EnvConfig:
     :param max_episode_steps: control steps after which an episode is cut off; None: the environment's own default
     :param train_episode_steps: control steps after which a training episode is cut off, at most ``max_episode_steps``;
         None: the environment's own default
-    :param image_size: width and height of the camera images in pixels
-    :param render: how images are drawn: "exact" (as LIBERO does), "fast" (simpler robot, rougher edges) or "stock"
+    :param image_size: width and height of the camera images in pixels; None: what the VLA needs
+    :param render: how images are drawn: "exact" (as LIBERO does), "fast" (simpler robot, rougher edges) or "stock";
+        None: as those that the VLA was trained on
     :param device: torch device of the frozen VLA and the RL-token encoder; None: "cpu". The device of what is trained
         is a setting of the algorithm (``rlt.device``)
     :param render_mode: "rgb_array" to be able to film episodes

@@ -240,7 +240,8 @@ class MiniVLA:
 
     :param net: The network; it is frozen in place.
     :param provenance: How it was trained; ``assets`` in it is the kind of assets (default: ``"embedded"``),
-        ``frame_size`` the edge in pixels of the frames (default: 128).
+        ``frame_size`` the edge in pixels of the frames (default: 128), ``render`` how they were drawn (default:
+        ``"fast"``; ``None`` = not said).
     :param max_batch: Most rows of one forward pass; ``None`` = any number.
     """
 
@@ -257,6 +258,13 @@ class MiniVLA:
             assets=self.provenance.get("assets", "embedded"),
             frame_size=self.provenance.get("frame_size", 128),
             state_dim=8,
+            render=self.provenance.get("render", "fast"),
+            kinds=("image", "text", "state", "action"),
+            upside_down=True,
+            orientation="flipped",
+            proprio=("position", "orientation", "fingers"),
+            control_mode="relative",
+            control_frequency=20.0,
             max_batch=max_batch,
             dtype="float32",
         )
