@@ -13,6 +13,14 @@ class NamedVLA(ToyVLA):
         self.spec = replace(self.spec, assets=None)
 
 
+class DeafVLA(NamedVLA):
+    """Says that it reads instructions, unless ``deaf`` is False."""
+
+    def __init__(self, device="cpu", deaf=True) -> None:
+        super().__init__(device)
+        self.spec = replace(self.spec, language=deaf)
+
+
 def make(device="cpu"):
     """No class."""
     return NamedVLA(device)

@@ -335,6 +335,17 @@ class MiniVLA:
             chunk=chunk.float(),
         )
 
+    def frames(self, obs: VLAObs) -> dict[str, np.ndarray]:
+        """
+        Show what the network reads.
+
+        :param obs: As for :meth:`forward`.
+        :return: For each camera its pictures (B, image_size, image_size, 3), upright, normalized.
+        """
+        pictures = {camera: torch.from_numpy(np.ascontiguousarray(obs[camera])) for camera in self.spec.cameras}
+        size = self.config.image_size
+        return {key: normalize_frames(value, size).permute(0, 2, 3, 1).numpy() for key, value in pictures.items()}
+
     def _check_obs(self, obs: VLAObs, tasks: Sequence[str]) -> tuple[np.ndarray, list[np.ndarray]]:
         missing = [key for key in ("agentview", "wrist", "state") if key not in obs]
         if missing or isinstance(tasks, str):
