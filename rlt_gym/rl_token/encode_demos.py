@@ -53,8 +53,8 @@ class EncodeDemosConfig:
     :param image_size: Frames are pooled to this edge first; ``None`` = as they are.
     :param lerobot_columns: Names of a LeRobot dataset's columns where they are unusual: ``agentview``, ``wrist``,
         ``state``, ``action``.
-    :param lerobot_gripper: What a LeRobot dataset's gripper actions mean: "env", LIBERO's -1 (open) to 1 (close), or
-        "open", 1 (open) to 0 (closed).
+    :param lerobot_gripper: What a LeRobot dataset's gripper actions mean: "env", LIBERO's -1 (opens) to 1 (closes),
+        "open", 1 (open) to 0 (closed), "closed", 0 (open) to 1 (closed), or "open-signed", 1 (opens) to -1 (closes).
     :param lerobot_rotated: Whether a LeRobot dataset's pictures stand upright (turned by 180 degrees against LIBERO's).
     :param device: Where VLA and encoder run.
     :param progress: Show a progress bar.
