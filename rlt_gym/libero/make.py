@@ -96,11 +96,11 @@ def make_rl_token_libero_vec(
 
     penalty = None if gripper_penalty is None else _penalty_arguments(gripper_penalty)
     loaded = load_vla(vla, device, vla_kwargs)
-    encoder = load_rl_token(rl_token, loaded, device)
-    check_chunk_length(chunk_length, loaded)
     loaded.spec.check_robot(PANDA)
+    check_chunk_length(chunk_length, loaded)
     quality = loaded.spec.check_render(render)
     frame_size = loaded.spec.check_frame_size(image_size)
+    encoder = load_rl_token(rl_token, loaded, device)
     env = LiberoVectorEnv(
         num_envs=num_envs,
         suite=suite,
