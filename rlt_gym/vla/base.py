@@ -263,6 +263,9 @@ class FrozenVLA(Protocol):
     ``forward`` takes one batch with one instruction per row and must give each row the same result whatever the other
     rows are. Each VLA flips and resizes frames, tokenizes and normalizes by itself, and undoes the normalization of
     its actions.
+
+    A VLA may have a method ``frames(obs)`` that gives, for each camera, the pictures as its network reads them, NumPy
+    (B, h, w, 3) in any range: :func:`~rlt_gym.vla.conformance.check_vla` compares their orientation with ``spec``.
     """
 
     @property

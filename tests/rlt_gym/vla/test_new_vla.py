@@ -322,3 +322,29 @@ def test_auto_finds_the_tokens_of_a_registered_vla(tmp_path):
         assert load_rl_token("auto", vla).fingerprint() == token.fingerprint()
     finally:
         del _ENCODER_FOLDERS[tmp_path]
+
+
+def test_a_run_with_a_class_of_ones_own_is_trained_and_evaluated(monkeypatch, tmp_path):
+    """``vla_kwargs`` are in the run's config.yaml: its evaluation makes the same VLA, and another one is refused."""
+    import yaml
+    from run_helpers import quick
+
+    from rlt_sb3.experiment.config import EvalConfig
+    from rlt_sb3.experiment.evaluate_run import evaluate_run
+    from rlt_sb3.experiment.train import train
+
+    monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "named_vla")
+    monkeypatch.setattr("rlt_gym.libero.vector_env.LiberoVectorEnv", FakeLiberoVectorEnv)
+    config = quick(tmp_path, "RLToken-LIBERO-v0", total_chunks=60)
+    config.env.vla, config.env.vla_kwargs = "named_vla:NamedVLA", {"gain": 0.25}
+    config.env.rl_token, config.env.suite, config.env.chunk_length = "mean", "libero_goal", 4
+    config.env.task_ids = [1]
+    train(config)
+    saved = tmp_path / "toy" / "config.yaml"
+    settings = yaml.safe_load(saved.read_text())
+    assert settings["env"]["vla_kwargs"] == {"gain": 0.25}
+    evaluate_run(EvalConfig(str(tmp_path / "toy"), n_states=4, progress=False))
+    settings["env"]["vla_kwargs"] = {"gain": 0.5}
+    saved.write_text(yaml.safe_dump(settings))
+    with pytest.raises(ValueError, match="was made with other frozen weights .*.*: vla "):
+        evaluate_run(EvalConfig(str(tmp_path / "toy"), n_states=4, progress=False))
