@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from rlt_gym.vla.base import ORIENTATIONS, TOKEN_KINDS, FrozenVLA, VLAObs, VLAOutput, VLASpec, require_vla
+from rlt_gym.vla.batches import run_vla
 from rlt_gym.vla.probing import example_observations, networks_of, orientation_of, sums_of
 
 #: Instructions of different lengths.
@@ -75,12 +76,11 @@ class _Probe:
         seeds: Sequence[int] | None = None,
         obs: VLAObs | None = None,
     ) -> VLAOutput:
-        """One forward pass; what is not given is as in the first one."""
+        """One forward pass (or as many as ``max_batch`` demands); what is not given is as in the first one."""
         rows = range(len(self.tasks)) if rows is None else rows
         pictures = {key: np.asarray(value)[list(rows)] for key, value in (obs or self.given).items()}
         tasks, seeds = tasks or self.tasks, seeds or self.seeds
-        output = self.vla.forward(pictures, [tasks[i] for i in rows], seed=[seeds[i] for i in rows])
-        return output.check(self.spec, len(rows))
+        return run_vla(self.vla, pictures, [tasks[i] for i in rows], [seeds[i] for i in rows])
 
     def require(self, condition: bool, message: str) -> None:
         if not condition:
@@ -233,7 +233,7 @@ def _check_tokens(probe: _Probe) -> str:
 def _check_observation(probe: _Probe) -> str:
     """``forward()`` leaves the arrays that it is given as they are."""
     mine = {key: value.copy() for key, value in probe.given.items()}
-    probe.vla.forward(mine, list(probe.tasks), seed=list(probe.seeds))
+    run_vla(probe.vla, mine, probe.tasks, probe.seeds)
     for key, value in probe.given.items():
         same = np.array_equal(mine[key], value)
         probe.require(same, f"forward() changes the observation {key!r} that it was given")

@@ -86,6 +86,7 @@ counter = iter(range(10**6))
         (sets("chunk", lambda chunk: chunk.double()), {}, "chunk is torch.float64"),
         (sets("tokens", lambda tokens: tokens[:, :, :4]), {}, "tokens is torch.float32"),
         (sets("tokens", lambda tokens: tokens.requires_grad_()), {}, "carry gradients"),
+        (sets("tokens", torch.inference_mode()(lambda tokens: tokens.clone())), {}, "tokens are inference tensors"),
         (sets("tokens", lambda tokens: tokens * torch.nan), {}, "valid tokens are NaN"),
         (sets("mask", lambda mask: mask & False), {}, "a row has no valid token"),
         (sets("kind", lambda kind: kind * 0), {}, r"valid tokens have the kinds \[0\]"),

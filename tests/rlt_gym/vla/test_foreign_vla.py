@@ -35,6 +35,17 @@ def test_it_keeps_the_contract(make):
     assert results["orientation"].detail.endswith("same" if make is ForeignVLA else "turned")
 
 
+def test_the_command_knows_half_precision_and_keeps_the_limit_of_rows(monkeypatch, capsys):
+    """Batches of other sizes round otherwise, by far more than 0.0001; no forward pass has more than three rows."""
+    from rlt_sb3.cli.main import main
+
+    monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "foreign_vla")
+    assert main(["vla", "check", "foreign_vla:ForeignVLA"]) == 0, capsys.readouterr().out
+    assert "  pass  orientation  the network reads the pictures same" in capsys.readouterr().out
+    arguments = ["vla", "check", "foreign_vla:ForeignVLA", "--tolerance", "1e-9", "--vla_kwargs.max_batch", "1"]
+    assert main(arguments) == 0, "one row at a time, nothing rounds otherwise"
+
+
 def test_three_cameras_another_arm_and_a_chunk_of_50():
     """Each row of a batch that holds final observations too gets its own noise, whatever part it lies in."""
     vla = ForeignVLA()

@@ -346,5 +346,5 @@ def test_a_run_with_a_class_of_ones_own_is_trained_and_evaluated(monkeypatch, tm
     evaluate_run(EvalConfig(str(tmp_path / "toy"), n_states=4, progress=False))
     settings["env"]["vla_kwargs"] = {"gain": 0.5}
     saved.write_text(yaml.safe_dump(settings))
-    with pytest.raises(ValueError, match="was made with other frozen weights .*.*: vla "):
+    with pytest.raises(ValueError, match=r"was made with other frozen weights .*: vla "):
         evaluate_run(EvalConfig(str(tmp_path / "toy"), n_states=4, progress=False))
