@@ -19,10 +19,8 @@ class ToyVLA:
 
     def forward(self, obs, tasks, *, seed=None) -> VLAOutput:
         state = torch.as_tensor(np.asarray(obs["state"], np.float32), device=self.device)
-        light = torch.as_tensor(obs["agentview"][:, 0].mean(axis=(1, 2), dtype=np.float32) / 255, device=self.device)
-        light = light + torch.as_tensor(
-            obs["agentview"][:, :, 0].mean(axis=(1, 2), dtype=np.float32), device=self.device
-        )
+        edges = obs["agentview"][:, 0].mean((1, 2)) + 2 * obs["agentview"][:, :, 0].mean((1, 2))
+        light = torch.as_tensor(edges / 765, dtype=torch.float32, device=self.device)
         tokens = torch.stack([state, light[:, None].expand(-1, 8)], dim=1)
         chunk = torch.zeros(len(tasks), 6, 7, device=self.device)
         chunk[:, :, :3] = (-self.gain * state[:, None, :3]).clamp(-1, 1)

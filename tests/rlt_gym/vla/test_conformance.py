@@ -280,7 +280,10 @@ def test_the_command(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "  FAIL  instruction  The VLA 'toy' breaks" in out and out.endswith("1 checks failed: instruction\n")
     assert main([*arguments, "--vla_kwargs", "{deaf: false}"]) == 0
-    capsys.readouterr()
+    rough = ["vla", "check", "named_vla:RoughVLA"]
+    assert main(rough) == 0, "half precision"
+    assert main([*rough, "--vla_kwargs.dtype", "float32"]) == 1 == main([*rough, "--tolerance", "0.001"])
+    assert capsys.readouterr().out.count("1 checks failed: single row") == 2
     assert main(["vla", "check", "lerobot:x/y"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("rlt vla: Unknown VLA 'lerobot:x/y': no such scheme") and error.count("\n") == 1

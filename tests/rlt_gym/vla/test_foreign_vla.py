@@ -35,8 +35,8 @@ def test_it_keeps_the_contract(make):
     assert results["orientation"].detail.endswith("same" if make is ForeignVLA else "turned")
 
 
-def test_the_command_knows_half_precision_and_keeps_the_limit_of_rows(monkeypatch, capsys):
-    """Batches of other sizes round otherwise, by far more than 0.0001; no forward pass has more than three rows."""
+def test_the_command_keeps_the_limit_of_rows(monkeypatch, capsys):
+    """No forward pass has more than three rows."""
     from rlt_sb3.cli.main import main
 
     monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "foreign_vla")
