@@ -8,8 +8,10 @@ from typing import Any
 
 class Gripper(StrEnum):
     """
-    A convention. The environment's is :attr:`ENV`; a conversion happens once, where data or a policy come in. Applied
-    twice, or not at all, the gripper opens where it should close, and no episode succeeds.
+    A convention for the gripper's number.
+
+    The environment's is :attr:`ENV`. A conversion happens once, where data or a policy come in. Applied twice, or not
+    at all, the gripper opens where it should close, and no episode succeeds.
     """
 
     #: -1 opens, 1 closes: LIBERO's own actions, and LeRobot's datasets and policies of LIBERO.

@@ -27,7 +27,7 @@ from rlt_gym.vla.registry import load_vla
 @dataclass
 class PretrainTokenConfig:
     """
-    What :func:`pretrain_token` does.
+    Settings of :func:`pretrain_token`.
 
     :param demos: Demonstration files, glob patterns or folders.
     :param vla: The frozen policy: a name or scheme of ``rlt list``, the path of a file that ``rlt train-vla`` wrote, or
@@ -52,7 +52,7 @@ class PretrainTokenConfig:
     :param max_demos: Most demonstrations per task; ``None`` = all.
     :param image_size: Frames are average-pooled to this edge in pixels while they are loaded; ``None`` = to the size to
         which the VLA resizes them, if it says so and if that divides their own, else not at all.
-    :param memory_limit: Most GiB of memory for the frames of a camera, and for the tokens; larger arrays lie in a
+    :param memory_limit: Most GiB of memory for the frames of a camera, and for the tokens; larger arrays go to a
         temporary file.
     :param scratch: Folder of these files; ``None`` = the folder of ``output``.
     :param bfloat16: Train under bfloat16 autocast; ``None`` = if ``device`` has it in hardware.

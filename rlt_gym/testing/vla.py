@@ -130,7 +130,7 @@ class FakeVLA:
 
 
 def _brightness(pictures: np.ndarray) -> np.ndarray:
-    """A weighted mean (B,) in 0..1, so that a picture that is upside down is another one."""
+    """Average each picture to a number in 0..1, with weights that tell it from the same picture upside down."""
     height, width = pictures.shape[1:3]
     weights = np.linspace(0.5, 1.5, height)[:, None] * np.linspace(0.5, 1.5, width)
     return np.average(pictures.mean(axis=3).reshape(len(pictures), -1), axis=1, weights=weights.reshape(-1)) / 255.0

@@ -1,10 +1,10 @@
 """
 The contract between a frozen vision-language-action policy (VLA) and the rest of the package.
 
-Its limits: an action chunk has at least as many control steps as the environment plays of it, every action has as many
-numbers as the robot takes, and every number is a float32 in [-1, 1]. The observation has the pictures and the
-proprioception of the robot (:class:`~rlt_gym.core.robot_spec.RobotSpec`), unchanged; LIBERO's robot has two cameras,
-8 numbers of proprioception and 7 numbers per action. :meth:`VLASpec.check_robot` refuses a VLA that does not fit.
+The contract requires: an action chunk has at least as many control steps as the environment plays, every action has
+as many numbers as the robot takes, and every number is a float32 in [-1, 1]. The observation has the pictures and the
+proprioception of the robot (:class:`~rlt_gym.core.robot_spec.RobotSpec`), unchanged; LIBERO's robot has two cameras, 8
+numbers of proprioception and 7 numbers per action. :meth:`VLASpec.check_robot` refuses a VLA that does not fit.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ VLAObs = Mapping[str, np.ndarray]
 @dataclass(frozen=True)
 class VLASpec:
     """
-    What a caller must know about a VLA: what it gives, and what it needs. An environment gives what is needed, or
-    refuses the VLA before simulators start. ``None`` means that the VLA does not say it; then nothing is compared.
+    What a caller must know about a VLA: what it gives, and what it needs.
+
+    An environment gives what is needed, or refuses the VLA before simulators start. ``None`` means that the VLA does
+    not say it; then nothing is compared.
 
     :param name: Short name.
     :param token_dim: Width H of the tokens.
@@ -258,7 +260,7 @@ class VLAOutput:
 @runtime_checkable
 class FrozenVLA(Protocol):
     """
-    A policy that is only read, never trained.
+    A policy that is used but never trained.
 
     ``forward`` takes one batch with one instruction per row and must give each row the same result whatever the other
     rows are. Each VLA flips and resizes frames, tokenizes and normalizes by itself, and undoes the normalization of
@@ -309,7 +311,7 @@ class FrozenVLA(Protocol):
 
 def forward_seed(noise_seed: int, step: int) -> int:
     """
-    What :meth:`FrozenVLA.forward` gets as the seed of a row.
+    Compute the seed that :meth:`FrozenVLA.forward` gets for a row.
 
     :param noise_seed: What the infos of the environment say about the episode.
     :param step: Control steps of the episode before the observation.

@@ -202,14 +202,14 @@ def _examine(
 
 
 def _check_output(probe: _Probe) -> str:
-    """Shapes, types and ranges are those of the specification."""
+    """Check that shapes, types and ranges are those of the specification."""
     output = probe.output
     tokens, chunk = output.tokens, output.chunk
     return f"tokens {tokens.dtype} {tuple(tokens.shape)}, chunk {tuple(chunk.shape)}".replace("torch.", "")
 
 
 def _check_tokens(probe: _Probe) -> str:
-    """Number, kinds, device and finiteness of the tokens, what :meth:`VLAOutput.check` leaves open at every step."""
+    """Check number, kinds, device and finiteness of the tokens, which :meth:`VLAOutput.check` leaves open."""
     output, spec = probe.output, probe.spec
     count, device = output.tokens.shape[1], torch.empty(0, device=probe.vla.device).device
     limit = spec.max_tokens
@@ -231,7 +231,7 @@ def _check_tokens(probe: _Probe) -> str:
 
 
 def _check_observation(probe: _Probe) -> str:
-    """``forward()`` leaves the arrays that it is given as they are."""
+    """Check that ``forward()`` leaves the arrays that it is given as they are."""
     mine = {key: value.copy() for key, value in probe.given.items()}
     run_vla(probe.vla, mine, probe.tasks, probe.seeds)
     for key, value in probe.given.items():
@@ -241,13 +241,13 @@ def _check_observation(probe: _Probe) -> str:
 
 
 def _check_repeat(probe: _Probe) -> str:
-    """The same call gives the same."""
+    """Check that the same call gives the same."""
     probe.equal(probe.output, probe.run(), "the same call a second time")
     return "the same call gives the same"
 
 
 def _check_order(probe: _Probe) -> str:
-    """A row's place in the batch does not matter."""
+    """Check that a row's place in the batch does not matter."""
     order = [len(probe.tasks) - 1, *range(len(probe.tasks) - 1)]
     moved = probe.run(order)
     for place, row in enumerate(order):
@@ -256,7 +256,7 @@ def _check_order(probe: _Probe) -> str:
 
 
 def _check_single(probe: _Probe) -> str:
-    """The other rows do not matter."""
+    """Check that the other rows do not matter."""
     for row in range(len(probe.tasks)):
         alone = probe.run([row])
         probe.equal(_row(probe.output, row), _row(alone, 0), f"row {row} without the other rows")
@@ -264,7 +264,7 @@ def _check_single(probe: _Probe) -> str:
 
 
 def _check_padding(probe: _Probe) -> str:
-    """A long instruction in another row does not matter."""
+    """Check that a long instruction in another row does not matter."""
     last = len(probe.tasks) - 1
     longer = probe.run(tasks=[*probe.tasks[:last], probe.tasks[last] + LONGER])
     for row in range(last):
@@ -273,7 +273,7 @@ def _check_padding(probe: _Probe) -> str:
 
 
 def _check_seeds(probe: _Probe) -> str:
-    """One row gets another seed: its chunk may change only if the VLA is stochastic, the other rows' never."""
+    """Give one row another seed: its chunk may change only if the VLA is stochastic, the other rows' never."""
     other = probe.run(seeds=[max(probe.seeds) + 1, *probe.seeds[1:]])
     limit = probe.tolerance
     same = torch.allclose(other.chunk[0], probe.output.chunk[0], rtol=limit, atol=limit)
@@ -287,7 +287,7 @@ def _check_seeds(probe: _Probe) -> str:
 
 
 def _check_pictures(probe: _Probe) -> str:
-    """Each camera's picture matters, and which way up it is."""
+    """Check that each camera's picture matters, and which way up it is."""
     for camera in probe.spec.cameras:
         for name in ("flipped", "mirrored"):
             changed = ORIENTATIONS[name](np.asarray(probe.given[camera])).copy()
@@ -297,7 +297,7 @@ def _check_pictures(probe: _Probe) -> str:
 
 
 def _check_language(probe: _Probe) -> str:
-    """The instruction matters, unless the specification says otherwise."""
+    """Check that the instruction matters, unless the specification says otherwise."""
     rows = probe.changed(tasks=[*probe.tasks[1:], probe.tasks[0]])
     if probe.spec.language:
         probe.require(all(rows), "another instruction gives the same output (say language=False if that is meant)")
@@ -313,7 +313,7 @@ def _check_state(probe: _Probe) -> str:
 
 
 def _check_frames(probe: _Probe) -> str:
-    """What the network is shown is what the environment gives, in the stated orientation."""
+    """Check that the network is shown what the environment gives, in the stated orientation."""
     show = getattr(probe.vla, "frames", None)
     if show is None:
         raise _Skipped("no frames(obs), which would give the pictures as the network reads them")
@@ -333,7 +333,7 @@ def _check_frames(probe: _Probe) -> str:
 
 
 def _check_parameters(probe: _Probe) -> str:
-    """Nothing is trainable, in training mode, or changed by what has been run."""
+    """Check that nothing is trainable, in training mode, or changed by what has been run."""
     modules = networks_of(probe.vla)
     if not modules:
         raise _Skipped("no torch.nn.Module among its attributes")
@@ -350,7 +350,7 @@ def _check_parameters(probe: _Probe) -> str:
 
 
 def _check_fingerprint(probe: _Probe) -> str:
-    """The fingerprint is a string that stays."""
+    """Check that the fingerprint is a string that stays."""
     first = probe.vla.fingerprint()
     probe.require(isinstance(first, str) and bool(first), f"fingerprint() gives {first!r}, not a string that says more")
     probe.require(probe.vla.fingerprint() == first, "fingerprint() gives another string when it is called again")

@@ -84,8 +84,9 @@ class Normalization:
         cls, q01: Sequence[float], q99: Sequence[float], mask: Sequence[bool] = (), epsilon: float = 0.0
     ) -> Normalization:
         """
-        -1 stands for the 1 % quantile, 1 for the 99 % quantile; values beyond them lie beyond [-1, 1] (OpenVLA,
-        OpenVLA-OFT, openpi's pi0.5, LeRobot's ``QUANTILES``).
+        -1 stands for the 1 % quantile, 1 for the 99 % quantile; values beyond them lie beyond [-1, 1].
+
+        OpenVLA, OpenVLA-OFT, openpi's pi0.5 and LeRobot's ``QUANTILES`` have it.
 
         :param q01: 1 % quantile of each number.
         :param q99: 99 % quantile of each number.
@@ -141,8 +142,9 @@ def to_chunk(
     binarize: bool = False,
 ) -> torch.Tensor:
     """
-    Make a chunk of a policy's output: undo its normalization, translate its gripper, and clip, in this order. What was
-    normalized lies beyond [-1, 1] with good reason, so nothing is clipped before.
+    Make a chunk of a policy's output: undo its normalization, translate its gripper, and clip, in this order.
+
+    What was normalized lies beyond [-1, 1] with good reason, so nothing is clipped before.
 
     :param actions: What the policy gives, (B, T, d) or with more numbers, of which the first d are the action.
     :param normalization: Its statistics; ``None`` = the numbers are the environment's already. Its length is d.

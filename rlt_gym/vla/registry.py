@@ -203,7 +203,7 @@ def _file(name: str) -> tuple[Entry, tuple[Any, ...]]:
 
 
 def _class(name: str) -> tuple[Entry, tuple[Any, ...]]:
-    """The class that ``"package.module:Class"`` names; anything else is unknown."""
+    """Look up the class that ``"package.module:Class"`` names; anything else is unknown."""
     names = list_vlas()
     if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
         try:
@@ -225,7 +225,7 @@ def _schemes(names: Iterable[str]) -> str:
 
 
 def _reader(path: Path) -> Entry:
-    """What reads the file, by the format in its metadata."""
+    """Find what reads the file, by the format in its metadata."""
     advice = "train one with `rlt train-vla`, or name another file."
     if not path.is_file():
         raise ValueError(f"There are no VLA weights at {path}; {advice}")

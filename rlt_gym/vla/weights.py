@@ -36,7 +36,7 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def _differences(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """What is missing, surplus, or of another shape, in words."""
+    """Say what is missing, surplus, or of another shape."""
     other = [key for key in wanted if key in found and wanted[key] != found[key]]
     shapes = [f"{key} ({found[key]} in the file, {wanted[key]} in the network)" for key in other]
     problems = {

@@ -25,7 +25,7 @@ def check_import(module: str, setting: str) -> None:
 
 def resolve_class(name: str, setting: str) -> type:
     """
-    The class that ``"module:Class"`` means.
+    Import the class that ``"module:Class"`` names.
 
     :param name: for example "torch.nn:GELU"
     :param setting: the setting, for messages

@@ -24,7 +24,7 @@ from rlt_gym.vla.mini.model import MiniVLA, MiniVLAConfig, MiniVLANet, normalize
 @dataclass
 class TrainVLAConfig:
     """
-    What :func:`train_vla` does.
+    Settings of :func:`train_vla`.
 
     :param demos: Demonstration files, glob patterns or folders, one file per task.
     :param output: ``.safetensors`` file to write; provenance goes beside it with suffix ``.json``.
@@ -261,7 +261,7 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
 
 
 def _said(config: TrainVLAConfig, setting: str) -> str | None:
-    """A setting with which all demonstrations were collected, ``None`` if the files do not say it or differ."""
+    """Return a setting with which all demonstrations were collected, ``None`` if it is unknown or they differ."""
     values = set()
     for path in expand_paths(config.demos):
         with DemoFile(path) as file:
