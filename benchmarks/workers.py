@@ -143,9 +143,10 @@ def main() -> None:
     parser.add_argument("--suite", default="libero_goal")
     parser.add_argument("--task", type=int, default=1)
     parser.add_argument("--assets", default="embedded")
-    parser.add_argument("--render", default="exact", choices=("exact", "fast"))
+    parser.add_argument("--render", choices=("exact", "fast"), help="exact; with --envs fast, as the VLA needs it")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    arguments.render = arguments.render or ("fast" if arguments.envs else "exact")
     if arguments.envs:
         print_training_memory(arguments.envs, arguments)
         return

@@ -217,3 +217,11 @@ python -m nothing
 """
     assert blocks_of(text) == (["x = 4\nf(n_states=50, x=x)\n"], 1)
     assert shortened("f(n_states=50, total_timesteps=7_200, seed=50)") == "f(n_states=4, total_timesteps=4, seed=50)"
+
+
+def test_a_vla_of_ones_own_takes_60_lines():
+    """From the class to training."""
+    text = (ROOT / "docs/guide/your_own_vla.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.S)
+    lines = [line for line in "".join(blocks).splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    assert "class MyVLA" in blocks[0] and "model.learn" in blocks[0] and len(lines) <= 60

@@ -19,11 +19,21 @@ class Entry:
     :param factory: Makes the object: a callable, or ``"module:attribute"``, which is imported when it is called.
     :param description: One line for listings, or a function that returns it.
     :param kwargs: Arguments that every call of the factory gets.
+    :param install: What ``pip install`` takes to get the packages that the factory imports, for a message.
     """
 
     factory: str | Callable[..., Any]
     description: str | Callable[[], str] = ""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    install: str = ""
+
+    def load(self) -> Callable[..., Any]:
+        """
+        Import the factory.
+
+        :return: The callable.
+        """
+        return resolve_name(self.factory) if isinstance(self.factory, str) else self.factory
 
     def make(self, *args: Any, **kwargs: Any) -> Any:
         """
@@ -33,8 +43,7 @@ class Entry:
         :param kwargs: Keyword arguments beside :attr:`kwargs`.
         :return: What it returns.
         """
-        factory = resolve_name(self.factory) if isinstance(self.factory, str) else self.factory
-        return factory(*args, **{**self.kwargs, **kwargs})
+        return self.load()(*args, **{**self.kwargs, **kwargs})
 
 
 class Registry:

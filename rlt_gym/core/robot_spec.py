@@ -72,6 +72,8 @@ class RobotSpec:
     :param gripper_speed: By how much its fingers move per control step, where 2 leads from open to closed; 2 if they
         follow a command at once.
     :param gripper_starts_open: Whether it is open when an episode begins.
+    :param control_mode: ``"relative"`` if actions change the pose that the hand has, ``"absolute"`` if they are poses;
+        ``None`` if it is not said.
     :raises ValueError: A value out of range.
     """
 
@@ -84,6 +86,7 @@ class RobotSpec:
     gripper_opens: float = -1.0
     gripper_speed: float = 2.0
     gripper_starts_open: bool = True
+    control_mode: str | None = None
 
     action_low = -1.0
     action_high = 1.0
@@ -91,6 +94,8 @@ class RobotSpec:
     def __post_init__(self) -> None:
         if not self.control_frequency > 0:
             raise ValueError(f"control_frequency must be > 0 Hz, got {self.control_frequency!r}")
+        if self.control_mode not in (None, "relative", "absolute"):
+            raise ValueError(f"control_mode must be 'relative' or 'absolute', got {self.control_mode!r}")
         if self.gripper_index is not None and not 0 <= self.gripper_index < len(self.action_names):
             raise ValueError(f"gripper_index must be in 0..{len(self.action_names) - 1}, got {self.gripper_index!r}")
         if self.gripper_opens not in (-1.0, 1.0):

@@ -2,9 +2,9 @@
 Demonstrations of LIBERO in LeRobot's dataset format, versions 2 and 3 (a folder of Parquet files and videos).
 
 :data:`COLUMNS` has the column names of published conversions of LIBERO. Row ``t`` is the observation *before* action
-``t``. State and actions have LIBERO's units; some conversions code the gripper otherwise, see :func:`gripper_to_env`.
-Pictures stand upright: they are LIBERO's pictures turned by 180 degrees. Reading needs the extra ``lerobot``, which
-installs pyarrow; the package ``lerobot`` is not needed.
+``t``. State and actions have LIBERO's units; some conversions code the gripper otherwise, see
+:class:`~rlt_gym.core.gripper.Gripper`. Pictures stand upright: they are LIBERO's pictures turned by 180 degrees.
+Reading needs the extra ``lerobot``, which installs pyarrow; the package ``lerobot`` is not needed.
 """
 
 import io
@@ -20,6 +20,8 @@ import imageio
 import numpy as np
 from PIL import Image
 
+from rlt_gym.core.gripper import Gripper
+
 #: Quantity -> its column names in published datasets; the first one that exists is read.
 COLUMNS = {
     "agentview": ("observation.images.image", "image", "observation.images.agentview"),
@@ -28,18 +30,6 @@ COLUMNS = {
     "action": ("action", "actions"),
 }
 SIZES = {"state": 8, "action": 7}
-#: Meanings of the action's last number: "env", -1 opens and 1 closes the gripper; "open", 1 opens and 0 closes it.
-GRIPPERS = ("env", "open")
-
-
-def gripper_to_env(values: np.ndarray) -> np.ndarray:
-    """
-    Translate gripper actions.
-
-    :param values: Gripper actions with 1 = open and 0 = closed, as many datasets for VLAs have them.
-    :return: LIBERO's: -1 = open, 1 = close.
-    """
-    return 1.0 - 2.0 * np.clip(values, 0.0, 1.0)
 
 
 def is_lerobot(path: Path) -> bool:
@@ -67,16 +57,16 @@ class LeRobotFolder:
     :param path: Its folder, the one with ``meta/info.json``.
     :param columns: Names of its columns where they differ from :data:`COLUMNS`, e.g. ``{"wrist": "observation.hand"}``.
     :param rotated: Whether the pictures stand upright; such pictures are turned by 180 degrees when they are read.
-    :param gripper: One of :data:`GRIPPERS`.
+    :param gripper: What the gripper's number in an action means, see :class:`~rlt_gym.core.gripper.Gripper`.
     :raises ValueError: If pyarrow is missing, or the folder is damaged, of another version, or not of LIBERO's form.
     """
 
     def __init__(
         self, path: Path, columns: Mapping[str, str] | None = None, rotated: bool = True, gripper: str = "env"
     ) -> None:
-        if gripper not in GRIPPERS:
-            raise ValueError(f"lerobot_gripper must be one of {GRIPPERS}, got {gripper!r}.")
-        self.path, self.rotated, self.gripper = Path(path), rotated, gripper
+        if gripper not in list(Gripper):
+            raise ValueError(f"lerobot_gripper must be one of {', '.join(Gripper)}, got {gripper!r}.")
+        self.path, self.rotated, self.gripper = Path(path), rotated, Gripper(gripper)
         self._parquet = _parquet()
         try:
             self.info: dict[str, Any] = json.loads((self.path / "meta" / "info.json").read_text())
@@ -190,8 +180,8 @@ class LeRobotDemo:
         :raises ValueError: If no gripper action is negative although -1 should open it (episodes begin with it open).
         """
         actions = self._vectors("action")
-        if self.folder.gripper == "open":
-            actions[:, 6] = gripper_to_env(actions[:, 6])
+        if self.folder.gripper is not Gripper.ENV:
+            actions[:, 6] = self.folder.gripper.to_env(actions[:, 6])
         elif actions[:, 6].min() >= 0.0:
             raise ValueError(
                 f"{self.name} of {self.folder.path} has gripper actions from {actions[:, 6].min():g} to "

@@ -20,11 +20,21 @@ import h5py
 import numpy as np
 
 from rlt_gym.core.files import atomic_write
+from rlt_gym.core.robot_spec import Camera, ProprioPart, RobotSpec
 
 _OBS_KEYS = {"agentview": "agentview_rgb", "wrist": "eye_in_hand_rgb"}
 #: What demonstrations have, in these files and in LeRobot's: the pictures, and numbers per state and per action.
 CAMERAS = tuple(_OBS_KEYS)
 STATE_SIZE, ACTION_SIZE = 8, 7
+#: The robot that demonstrations show. Whoever reads LeRobot's turns their pictures, so that all are upside down.
+ROBOT = RobotSpec(
+    name="panda of the demonstrations",
+    cameras=tuple(Camera(key, upside_down=True) for key in CAMERAS),
+    proprio=(ProprioPart("position", 3), ProprioPart("orientation", 3, "axis_angle"), ProprioPart("fingers", 2)),
+    action_names=("x", "y", "z", "roll", "pitch", "yaw", "gripper"),
+    control_frequency=20.0,
+    control_mode="relative",
+)
 
 
 class DemoWriter:

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from rlt_gym.core.single_env import SingleEnv, arguments_of_one
 from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.libero.robot import PANDA
-from rlt_gym.rl_token.env import RLTokenVectorEnv, check_chunk_length, check_robot
+from rlt_gym.rl_token.env import RLTokenVectorEnv, check_chunk_length
 
 if TYPE_CHECKING:
     import os
@@ -59,10 +59,11 @@ def make_rl_token_libero_vec(
     task_ids: Sequence[int] | None = None,
     chunk_length: int = 8,
     vla: str | os.PathLike[str] | FrozenVLA = "mini",
+    vla_kwargs: Mapping[str, Any] | None = None,
     rl_token: str | os.PathLike[str] | Encoder = "auto",
     device: str = "cpu",
     image_size: int | None = None,
-    render: str = "fast",
+    render: str | None = None,
     gripper_penalty: float | Mapping[str, Any] | None = None,
     **raw_env_kwargs: Any,
 ) -> RLTokenVectorEnv:
@@ -73,15 +74,18 @@ def make_rl_token_libero_vec(
     :param suite: LIBERO suite.
     :param task_ids: Tasks of the suite, ``None`` = all.
     :param chunk_length: Control steps per action, at most the VLA's horizon.
-    :param vla: A registered name (``rlt list``), the path of a file that ``rlt train-vla`` wrote (or of another
-        registered format), or an object that obeys :class:`~rlt_gym.vla.base.FrozenVLA`.
+    :param vla: A registered name or scheme (``rlt list``), the path of a file that ``rlt train-vla`` wrote (or of
+        another registered format), ``"package.module:Class"`` of an allowed package, or an object that obeys
+        :class:`~rlt_gym.vla.base.FrozenVLA`; see :func:`~rlt_gym.vla.registry.load_vla`.
+    :param vla_kwargs: Further arguments of whoever makes a VLA that is named.
     :param rl_token: ``"auto"``, ``"mean"`` (no RL token, but the mean of the VLA's picture tokens), a ``.safetensors``
         path, or an encoder.
     :param device: Where VLA and encoder run.
     :param image_size: Edge of the pictures in pixels; ``None`` = what the VLA's specification says, 128 if it says
         nothing. Another size than the VLA needs is refused.
-    :param render: ``"fast"``, the pictures that the shipped MiniVLA was trained on, ``"exact"``, LIBERO's own, or
-        ``"stock"``, the same without any shortcut.
+    :param render: ``"exact"``, LIBERO's own pictures, ``"stock"``, the same without any shortcut, or ``"fast"``, cheap
+        ones; ``None`` = those that the VLA was trained on, if its specification says it (MiniVLA: ``"fast"``), else
+        ``"exact"``. Others than it was trained on are refused.
     :param gripper_penalty: Cost of each opening or closing of the gripper, or a dict of all arguments of
         :class:`~rlt_gym.core.wrappers.GripperPenalty`; ``None`` for none.
     :param raw_env_kwargs: Further arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv`.
@@ -93,18 +97,19 @@ def make_rl_token_libero_vec(
     from rlt_gym.vla.registry import load_vla
 
     penalty = None if gripper_penalty is None else _penalty_arguments(gripper_penalty)
-    loaded = load_vla(vla, device)
-    encoder = load_rl_token(rl_token, loaded, device)
+    loaded = load_vla(vla, device, vla_kwargs)
+    loaded.spec.check_robot(PANDA)
     check_chunk_length(chunk_length, loaded)
-    check_robot(PANDA, loaded.spec)
+    quality = loaded.spec.check_render(render)
     frame_size = loaded.spec.check_frame_size(image_size)
+    encoder = load_rl_token(rl_token, loaded, device)
     env = LiberoVectorEnv(
         num_envs=num_envs,
         suite=suite,
         task_ids=task_ids,
         chunk_length=chunk_length,
         image_size=frame_size,
-        render=render,
+        render=quality,
         **raw_env_kwargs,
     )
     trained_on = loaded.spec.assets
@@ -124,6 +129,7 @@ def make_rl_token_libero_vec(
             task_ids=task_ids,
             chunk_length=chunk_length,
             vla=vla,
+            vla_kwargs=vla_kwargs,
             rl_token=rl_token,
             device=device,
             image_size=image_size,

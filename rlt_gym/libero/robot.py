@@ -19,4 +19,6 @@ PANDA = RobotSpec(
     # robosuite's gripper integrates the sign of its command: 25 substeps of 0.01 per control step, within [-1, 1]
     gripper_speed=0.25,
     gripper_starts_open=True,
+    # pose changes: at most 0.05 m and 0.5 rad per control step
+    control_mode="relative",
 )

@@ -153,6 +153,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
             group_size,
             hooks,
         )
+        self.metadata["render"] = render
         check_one_env(hooks["intervention"], self.num_envs)
         resident_tasks = options.resident_tasks or _resident_tasks(len(self.tasks), self.num_envs)
         self.assets = resolve_assets(assets)

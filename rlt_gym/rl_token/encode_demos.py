@@ -20,8 +20,9 @@ from rlt_gym.data.libero_hdf5 import Demo, DemoFile, expand_paths
 from rlt_gym.rl_token.base import Encoder
 from rlt_gym.rl_token.env import check_chunk_length
 from rlt_gym.rl_token.io import frozen_fingerprint, load_rl_token
-from rlt_gym.rl_token.token_cache import check_demos
+from rlt_gym.rl_token.token_cache import check_demo_frames, check_demos
 from rlt_gym.vla.base import FrozenVLA, forward_seed
+from rlt_gym.vla.batches import run_vla
 from rlt_gym.vla.registry import load_vla
 
 #: Version of the layout; ``rlt_sb3.common.replay.offline`` reads it.
@@ -36,8 +37,10 @@ class EncodeDemosConfig:
     :param demos: Demonstration files of ``rlt collect`` or of LIBERO itself, glob patterns or folders; folders of
         LeRobot datasets (versions 2 and 3, with the extra ``lerobot``).
     :param output: ``.safetensors`` file to write.
-    :param vla: The frozen policy: a name of ``rlt list``, or the path of a file that ``rlt train-vla`` wrote (any other
-        VLA is an argument of :func:`encode_demos` itself).
+    :param vla: The frozen policy: a name or scheme of ``rlt list``, the path of a file that ``rlt train-vla`` wrote, or
+        "package.module:Class" of an allowed package (``RLT_ALLOWED_IMPORTS``). Any other VLA is an argument of
+        :func:`encode_demos` itself.
+    :param vla_kwargs: Further arguments of whoever makes this VLA.
     :param rl_token: RL-token encoder: "auto" (the shipped one of the VLA), "mean" (the mean of the VLA's picture
         tokens), or the path of a file that ``rlt pretrain-token`` wrote.
     :param chunk_length: Control steps per row, that of the environment to train in.
@@ -46,12 +49,12 @@ class EncodeDemosConfig:
     :param task_ids: Task of each file, in sorted order of the files, then of each task of a LeRobot dataset; ``None`` =
         what the files say (LeRobot's own numbers are not LIBERO's), else 0, 1, ...
     :param max_demos: Most demonstrations per task; ``None`` = all.
-    :param batch_size: Observations per forward pass.
+    :param batch_size: Observations per forward pass, at most the VLA's ``max_batch``.
     :param image_size: Frames are pooled to this edge first; ``None`` = as they are.
     :param lerobot_columns: Names of a LeRobot dataset's columns where they are unusual: ``agentview``, ``wrist``,
         ``state``, ``action``.
-    :param lerobot_gripper: What a LeRobot dataset's gripper actions mean: "env", LIBERO's -1 (open) to 1 (close), or
-        "open", 1 (open) to 0 (closed).
+    :param lerobot_gripper: What a LeRobot dataset's gripper actions mean: "env", LIBERO's -1 (opens) to 1 (closes),
+        "open", 1 (open) to 0 (closed), "closed", 0 (open) to 1 (closed), or "open-signed", 1 (opens) to -1 (closes).
     :param lerobot_rotated: Whether a LeRobot dataset's pictures stand upright (turned by 180 degrees against LIBERO's).
     :param device: Where VLA and encoder run.
     :param progress: Show a progress bar.
@@ -60,6 +63,7 @@ class EncodeDemosConfig:
     demos: list[str] = field(default_factory=list)
     output: str = "transitions.safetensors"
     vla: str = "mini"
+    vla_kwargs: dict[str, Any] | None = None
     rl_token: str = "auto"
     chunk_length: int = 8
     stride: int = 2
@@ -129,10 +133,10 @@ def encode_demos(config: EncodeDemosConfig, vla: FrozenVLA | None = None, encode
     :return: The file.
     :raises ValueError: If files are missing or damaged or nothing in them gives a row.
     """
-    vla = load_vla(config.vla if vla is None else vla, config.device)
+    vla = load_vla(config.vla, config.device, config.vla_kwargs) if vla is None else load_vla(vla, config.device)
     token = load_rl_token(config.rl_token if encoder is None else encoder, vla, config.device)
     check_chunk_length(config.chunk_length, vla)
-    check_demos(vla.spec)
+    check_demos(vla.spec, [name for name in config.demos if not is_lerobot(Path(name))])
     sources = _sources(config)
     columns: dict[str, list[np.ndarray]] = {}
     count = number = 0
@@ -233,14 +237,14 @@ def _tokens(
     frames = {camera: demo.frames(camera, config.stride) for camera in vla.spec.cameras}
     if config.image_size is not None:
         frames = {camera: resize_frames(value, config.image_size) for camera, value in frames.items()}
+    check_demo_frames(vla.spec, next(iter(frames.values())).shape[1])
     proprio = demo.proprio[:: config.stride]
     parts: dict[str, list[np.ndarray]] = {"obs/z_rl": [], "obs/vla_ref": []}
     for rows in _slices(len(proprio), config.batch_size):
         obs = {camera: value[rows] for camera, value in frames.items()} | {"state": proprio[rows]}
         size = len(obs["state"])
         steps = range(rows.start * config.stride, (rows.start + size) * config.stride, config.stride)
-        output = vla.forward(obs, [instruction] * size, seed=[forward_seed(number, step) for step in steps])
-        output.check(vla.spec, size)
+        output = run_vla(vla, obs, [instruction] * size, [forward_seed(number, step) for step in steps])
         parts["obs/z_rl"].append(encoder(output).float().cpu().numpy())
         parts["obs/vla_ref"].append(output.chunk[:, : config.chunk_length].float().cpu().numpy())
     return {key: np.concatenate(value) for key, value in parts.items()} | {"obs/proprio": proprio.astype(np.float32)}

@@ -13,6 +13,7 @@ from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
 from rlt_gym.vla.base import forward_seed
+from rlt_gym.vla.batches import run_vla
 
 if TYPE_CHECKING:
     from rlt_gym.rl_token.base import Encoder
@@ -182,13 +183,11 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
     def _features(
         self, batches: Sequence[Mapping[str, np.ndarray]], tasks: Sequence[str], seed_keys: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Run one forward pass over all rows of ``batches``; the arrays are new ones."""
+        """One forward pass (of the VLA's ``max_batch``, more) over all rows; the arrays are new ones."""
         joined = {key: np.concatenate([batch[key] for batch in batches]) for key in (*self._cameras, "proprio")}
         proprio = joined.pop("proprio").astype(np.float32)
         seeds = [forward_seed(noise_seed, step) for noise_seed, step in seed_keys.tolist()]
-        output = self.vla.forward({**joined, "state": proprio}, list(tasks), seed=seeds).check(
-            self.vla.spec, len(tasks)
-        )
+        output = run_vla(self.vla, {**joined, "state": proprio}, tasks, seeds)
         z_rl = self.encoder(output)
         chunk = output.chunk[:, : self.chunk_length]
         return {
@@ -196,17 +195,6 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
             "vla_ref": chunk.cpu().numpy().copy(),
             "proprio": proprio.copy(),
         }
-
-
-def check_robot(robot: RobotSpec, spec: "VLASpec") -> None:
-    """
-    Refuse a VLA that does not fit a robot.
-
-    :param robot: The robot.
-    :param spec: Specification of the VLA.
-    :raises ValueError: If the robot lacks a camera, or has another number of proprioceptive numbers or of actions.
-    """
-    spec.check_robot(f"the robot {robot.name!r}", robot.camera_keys, robot.proprio_size, robot.action_size)
 
 
 def _check_environment(env: VectorEnv, spec: "VLASpec") -> tuple[str, ...]:
@@ -226,7 +214,8 @@ def _check_environment(env: VectorEnv, spec: "VLASpec") -> tuple[str, ...]:
     missing = {*robot.camera_keys, "proprio"} - set(boxes)
     if missing:
         raise ValueError(f"The raw environment's observations lack {sorted(missing)}; use LIBERO-v0 or one like it.")
-    check_robot(robot, spec)
+    spec.check_robot(robot)
+    spec.check_render(env.metadata.get("render"))
     for camera in spec.cameras:
         for edge in (boxes[camera].shape or ())[:2]:
             spec.check_frame_size(edge)

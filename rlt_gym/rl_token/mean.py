@@ -49,11 +49,12 @@ class MeanToken(nn.Module):
 
     def check_vla(self, vla: FrozenVLA) -> None:
         """
-        Refuse a VLA whose tokens have another width.
+        Refuse a VLA whose tokens have another width, or none of pictures.
 
         :param vla: The VLA to use it with.
-        :raises ValueError: If the VLA's tokens have another width.
+        :raises ValueError: If it is refused.
         """
+        vla.spec.check_kinds(("image",))
         if vla.spec.token_dim != self.token_dim:
             raise ValueError(
                 f"This mean token reads tokens of width {self.token_dim}, the VLA {vla.spec.name!r} gives "

@@ -19,7 +19,7 @@ from rlt_gym.rl_token.decoder import RLTokenDecoder, reconstruction_loss
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, count_parameters
 from rlt_gym.rl_token.io import load_rl_token, save_rl_token
 from rlt_gym.rl_token.probe import evaluate_token, probe_objects
-from rlt_gym.rl_token.token_cache import TokenCache, cache_tokens, check_demos
+from rlt_gym.rl_token.token_cache import TokenCache, cache_tokens, check_demo_frames, check_demos
 from rlt_gym.vla.base import FrozenVLA, VLASpec
 from rlt_gym.vla.registry import load_vla
 
@@ -30,9 +30,11 @@ class PretrainTokenConfig:
     Settings of :func:`pretrain_token`.
 
     :param demos: Demonstration files, glob patterns or folders.
-    :param vla: The frozen policy: a name of ``rlt list``, or the path of a file that ``rlt train-vla`` wrote (any other
-        VLA is an argument of :func:`pretrain_token` itself).
-    :param output: ``.safetensors`` file to write; the report has the same name with suffix ``.json``.
+    :param vla: The frozen policy: a name or scheme of ``rlt list``, the path of a file that ``rlt train-vla`` wrote, or
+        "package.module:Class" of an allowed package (``RLT_ALLOWED_IMPORTS``). Any other VLA is an argument of
+        :func:`pretrain_token` itself.
+    :param vla_kwargs: Further arguments of whoever makes this VLA.
+    :param output: ``.safetensors`` file to write; the report goes beside it with suffix ``.json``.
     :param z_dim: Width of the RL token, ``None`` = the VLA's width.
     :param width: Width of encoder and decoder; ``None`` = the VLA's width.
     :param layers: Layers of each.
@@ -62,6 +64,7 @@ class PretrainTokenConfig:
 
     demos: list[str] = field(default_factory=list)
     vla: str = "mini"
+    vla_kwargs: dict[str, Any] | None = None
     output: str = "rl_token.safetensors"
     z_dim: int | None = None
     width: int | None = None
@@ -115,8 +118,9 @@ def pretrain_token(config: PretrainTokenConfig, vla: FrozenVLA | None = None) ->
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     began = time.monotonic()
-    vla = load_vla(config.vla if vla is None else vla, config.device)
-    check_demos(vla.spec)
+    vla = load_vla(config.vla, config.device, config.vla_kwargs) if vla is None else load_vla(vla, config.device)
+    check_demos(vla.spec, config.demos)
+    vla.spec.check_kinds(config.kinds)
     folder = Path(config.output).parent if config.scratch is None else config.scratch
     storage = ArrayStorage(int(config.memory_limit * 2**30), folder)
     size = _frame_size(config, vla.spec)
@@ -179,11 +183,7 @@ def _frame_size(config: PretrainTokenConfig, spec: VLASpec) -> int:
     """
     edge = frame_edge(config.demos)
     size = config.image_size or (spec.image_size if spec.image_size and edge % spec.image_size == 0 else edge)
-    if spec.image_size and size < spec.image_size:
-        raise ValueError(
-            f"The demonstrations would be shown to the VLA {spec.name!r} in frames of {size} pixels, and it reads "
-            f"{spec.image_size}: collect them with a larger --image_size."
-        )
+    check_demo_frames(spec, size)
     return size
 
 

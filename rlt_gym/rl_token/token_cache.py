@@ -1,6 +1,6 @@
 """Computes a frozen VLA's tokens of demonstrations once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,10 +8,11 @@ import torch
 from tqdm import tqdm
 
 from rlt_gym.data.demo_set import DemoSet
-from rlt_gym.data.libero_hdf5 import ACTION_SIZE, CAMERAS, STATE_SIZE
+from rlt_gym.data.libero_hdf5 import ROBOT, DemoFile, expand_paths
 from rlt_gym.data.storage import IN_MEMORY, ArrayStorage
 from rlt_gym.rl_token.encoder import select_tokens
 from rlt_gym.vla.base import FrozenVLA, VLASpec, forward_seed
+from rlt_gym.vla.batches import run_vla
 
 
 @dataclass
@@ -51,14 +52,38 @@ class TokenCache:
             yield rows[start : start + size]
 
 
-def check_demos(spec: VLASpec) -> None:
+def check_demos(spec: VLASpec, demos: Sequence[str] = ()) -> None:
     """
     Refuse a VLA that cannot read demonstrations of LIBERO.
 
     :param spec: Specification of the VLA.
-    :raises ValueError: If it needs other cameras, or another number of numbers per state or action.
+    :param demos: HDF5 files, glob patterns or folders. Files of ``rlt collect`` say how their pictures were drawn.
+    :raises ValueError: If it needs other cameras, another state or action, or pictures that were drawn otherwise.
     """
-    spec.check_robot("the robot of the demonstrations", CAMERAS, STATE_SIZE, ACTION_SIZE)
+    spec.check_robot(ROBOT)
+    for path in expand_paths(demos) if demos else ():
+        with DemoFile(path) as file:
+            render = file.env_args.get("render")
+        try:
+            spec.check_render(render)
+        except ValueError as error:
+            raise ValueError(f"{path.name} has other pictures than the VLA needs: {error}") from error
+
+
+def check_demo_frames(spec: VLASpec, size: int) -> None:
+    """
+    Refuse frames that have fewer pixels than a VLA reads.
+
+    :param spec: Specification of the VLA.
+    :param size: Edge in pixels of the frames that it would be shown.
+    :raises ValueError: If they are too small.
+    """
+    needed = spec.image_size or spec.frame_size or 0
+    if size < needed:
+        raise ValueError(
+            f"The demonstrations would be shown to the VLA {spec.name!r} in frames of {size} pixels, and it reads "
+            f"{needed}: collect them with a larger --image_size."
+        )
 
 
 def cache_tokens(
@@ -75,7 +100,7 @@ def cache_tokens(
     :param vla: The VLA.
     :param data: Demonstrations.
     :param kinds: Kinds of tokens to keep.
-    :param batch_size: Observations per forward pass.
+    :param batch_size: Observations per forward pass, at most the VLA's ``max_batch``.
     :param progress: Show a progress bar.
     :param storage: Where the tokens lie. They exist once, and a second time while the array is made larger for a batch
         whose rows have more tokens than all before.
@@ -91,7 +116,7 @@ def cache_tokens(
         obs["state"] = data.proprio[part]
         tasks = [data.instructions[task] for task in data.task[part]]
         seeds = [forward_seed(int(data.demo[row]), row) for row in rows]
-        output = vla.forward(obs, tasks, seed=seeds).check(vla.spec, len(tasks))
+        output = run_vla(vla, obs, tasks, seeds)
         tokens, mask = select_tokens(output, kinds)
         count = mask.shape[1]
         if count > cache.mask.shape[1]:

@@ -1,13 +1,12 @@
 """Frozen vision-language-action policies: the protocol, and the names under which they are loaded."""
 
-from rlt_gym.vla.base import FrozenVLA, VLAOutput, VLASpec, check_vla
+from rlt_gym.vla.base import FrozenVLA, VLAOutput, VLASpec
 from rlt_gym.vla.registry import list_vlas, load_vla, register_vla, register_vla_format
 
 __all__ = [
     "FrozenVLA",
     "VLAOutput",
     "VLASpec",
-    "check_vla",
     "list_vlas",
     "load_vla",
     "register_vla",

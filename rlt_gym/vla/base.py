@@ -11,17 +11,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 
 if TYPE_CHECKING:
     import torch
 
+    from rlt_gym.core.robot_spec import RobotSpec
+
 #: Kinds of tokens in :attr:`VLAOutput.kind`.
 TOKEN_KINDS: dict[str, int] = {"pad": 0, "image": 1, "text": 2, "state": 3, "action": 4}
+
+#: What a VLA can do with pictures (B, H, W, 3) before it reads them: leave them, exchange top and bottom, exchange left
+#: and right, or turn them by 180 degrees. LIBERO's are upside down: ``"flipped"`` makes them upright, while most
+#: published datasets and policies have them ``"turned"``.
+ORIENTATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "same": lambda pictures: pictures,
+    "flipped": lambda pictures: pictures[:, ::-1],
+    "mirrored": lambda pictures: pictures[:, :, ::-1],
+    "turned": lambda pictures: pictures[:, ::-1, ::-1],
+}
 
 #: Raw observation batch: one uint8 array (B, H, W, 3) per camera of the VLA's specification, exactly as the environment
 #: gives it, and ``state`` float32 (B, P), the environment's ``proprio``. With LIBERO: ``agentview`` and ``wrist``,
@@ -33,7 +45,10 @@ VLAObs = Mapping[str, np.ndarray]
 @dataclass(frozen=True)
 class VLASpec:
     """
-    What a caller must know about a VLA.
+    What a caller must know about a VLA: what it gives, and what it needs.
+
+    An environment gives what is needed, or refuses the VLA before simulators start. ``None`` means that the VLA does
+    not say it; then nothing is compared.
 
     :param name: Short name.
     :param token_dim: Width H of the tokens.
@@ -43,12 +58,25 @@ class VLASpec:
     :param stochastic: Whether the chunk depends on ``seed``.
     :param cameras: Keys of the pictures that it reads from the observation.
     :param image_size: Edge in pixels to which it resizes frames before it reads them, so that larger ones tell it
-        nothing more; ``None`` = unknown.
-    :param assets: Kind of simulation assets it was trained on (``"embedded"``, ``"official"``), so that a benchmark can
-        warn about others; ``None`` = unknown.
+        nothing more.
+    :param assets: Kind of simulation assets it was trained on (``"embedded"``, ``"official"``): the environment warns
+        about others.
     :param frame_size: Edge in pixels of the frames that it needs, if it is not ``image_size``: an environment draws
         frames of this size. ``None`` = ``image_size`` and larger.
     :param state_dim: Numbers P of ``state`` that it needs; ``None`` = any.
+    :param max_batch: Most rows of one forward pass, so that it fits into memory; ``None`` = any number.
+        :func:`~rlt_gym.vla.batches.run_vla` keeps it.
+    :param dtype: Type of the tokens, a name of torch's such as ``"bfloat16"``.
+    :param kinds: Kinds of its tokens, names of :data:`TOKEN_KINDS` without ``"pad"``.
+    :param language: Whether the output depends on the instruction.
+    :param render: How the pictures were drawn that it was trained on, ``"exact"`` or ``"fast"``.
+    :param upside_down: Whether it takes pictures whose first row is the bottom of the scene (``Camera.upside_down``).
+    :param orientation: What it does with the pictures that it gets, a name of :data:`ORIENTATIONS`. Only
+        :func:`~rlt_gym.vla.conformance.check_vla` reads it, to compare it with what the VLA's ``frames()`` gives.
+    :param proprio: Names of the parts of ``state`` in their order, e.g. ``("position", "orientation", "fingers")``.
+    :param control_mode: What an action means, ``"relative"`` or ``"absolute"`` (``RobotSpec.control_mode``).
+    :param control_frequency: Control steps per second of its chunks.
+    :raises ValueError: A value that cannot be.
     """
 
     name: str
@@ -62,27 +90,65 @@ class VLASpec:
     assets: str | None = None
     frame_size: int | None = None
     state_dim: int | None = None
+    max_batch: int | None = None
+    dtype: str | None = None
+    kinds: tuple[str, ...] | None = None
+    language: bool = True
+    render: str | None = None
+    upside_down: bool | None = None
+    orientation: str | None = None
+    proprio: tuple[str, ...] | None = None
+    control_mode: str | None = None
+    control_frequency: float | None = None
 
-    def check_robot(self, robot: str, cameras: Sequence[str], state_dim: int, action_dim: int) -> None:
+    def __post_init__(self) -> None:
+        for name in ("token_dim", "horizon", "action_dim", "max_tokens", "image_size", "frame_size", "max_batch"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"VLASpec.{name} of {self.name!r} must be an integer from 1 on, got {value!r}.")
+        kinds = tuple(kind for kind in TOKEN_KINDS if kind != "pad")
+        for name, value, allowed in (
+            *(("kinds", kind, kinds) for kind in self.kinds or ()),
+            ("orientation", self.orientation, tuple(ORIENTATIONS)),
+            ("render", self.render, ("exact", "fast")),
+        ):
+            if value is not None and value not in allowed:
+                raise ValueError(f"VLASpec.{name} of {self.name!r} may be {', '.join(allowed)}, got {value!r}.")
+
+    def check_robot(self, robot: RobotSpec) -> None:
         """
         Refuse a robot whose observations or actions do not fit this VLA.
 
-        :param robot: Name of the robot, for the message, e.g. ``"the robot 'panda'"``.
-        :param cameras: Keys of its pictures.
-        :param state_dim: Numbers of its proprioception.
-        :param action_dim: Numbers per action.
-        :raises ValueError: If a camera is missing, or the state or the action has another size.
+        :param robot: The robot.
+        :raises ValueError: If a camera is missing or shows the scene the other way up, or the state, the action or
+            the control frequency is another one.
         """
+        cameras = {camera.key: camera for camera in robot.cameras}
         unknown = [camera for camera in self.cameras if camera not in cameras]
-        problem = None
         if unknown:
-            problem = f"needs the cameras {unknown}, and {robot} has {list(cameras)}"
-        elif self.state_dim not in (None, state_dim):
-            problem = f"reads a state of {self.state_dim} numbers, and {robot} has {state_dim}"
-        elif self.action_dim != action_dim:
-            problem = f"gives actions of {self.action_dim} numbers, and {robot} takes {action_dim}"
-        if problem is not None:
-            raise ValueError(f"The VLA {self.name!r} {problem}: use a VLA and an environment that fit.")
+            self._refuse(f"needs the cameras {unknown}", f"{robot.name!r} has {list(cameras)}")
+        for camera in self.cameras:
+            if self.upside_down not in (None, cameras[camera].upside_down):
+                ways = {True: "upside down", False: "upright"}
+                self._refuse(
+                    f"takes pictures {ways[not cameras[camera].upside_down]}",
+                    f"{robot.name!r} has {camera!r} {ways[cameras[camera].upside_down]}",
+                )
+        if self.state_dim not in (None, robot.proprio_size):
+            self._refuse(f"reads a state of {self.state_dim} numbers", f"{robot.name!r} has {robot.proprio_size}")
+        parts = tuple(part.name for part in robot.proprio)
+        if self.proprio not in (None, parts):
+            self._refuse(f"reads the state {', '.join(self.proprio or ())}", f"{robot.name!r} has {', '.join(parts)}")
+        if self.action_dim != robot.action_size:
+            self._refuse(f"gives actions of {self.action_dim} numbers", f"{robot.name!r} takes {robot.action_size}")
+        if robot.control_mode is not None and self.control_mode not in (None, robot.control_mode):
+            self._refuse(f"gives {self.control_mode} actions", f"{robot.name!r} takes {robot.control_mode} ones")
+        if self.control_frequency not in (None, robot.control_frequency):
+            steps = f"{self.control_frequency:g} control steps per second"
+            self._refuse(f"plans {steps}", f"{robot.name!r} makes {robot.control_frequency:g}")
+
+    def _refuse(self, needs: str, has: str) -> NoReturn:
+        raise ValueError(f"The VLA {self.name!r} {needs}, and the robot {has}: use a VLA and an environment that fit.")
 
     def check_frame_size(self, size: int | None = None, default: int = 128) -> int:
         """
@@ -103,6 +169,37 @@ class VLASpec:
                 "image_size out, or use another VLA."
             )
         return size
+
+    def check_render(self, render: str | None = None, default: str = "exact") -> str:
+        """
+        Choose how pictures are drawn, or check what was chosen.
+
+        :param render: Wanted quality; ``"stock"`` draws the pictures of ``"exact"``. ``None`` = what the VLA needs.
+        :param default: Quality if the VLA does not say what it needs.
+        :return: The quality.
+        :raises ValueError: If the VLA was trained on pictures of another quality.
+        """
+        if render is None:
+            return self.render or default
+        if self.render not in (None, "exact" if render == "stock" else render):
+            raise ValueError(
+                f"render is {render!r}; the VLA {self.name!r} was trained on {self.render!r} pictures: leave render "
+                "out, or use another VLA."
+            )
+        return render
+
+    def check_kinds(self, kinds: Sequence[str]) -> None:
+        """
+        Refuse kinds of tokens that this VLA does not give.
+
+        :param kinds: Wanted kinds, ``"all"`` among them for any.
+        :raises ValueError: If one is missing.
+        """
+        if self.kinds is not None and "all" not in kinds and not set(kinds) <= set(self.kinds):
+            raise ValueError(
+                f"The tokens {', '.join(kinds)} are asked for, and the VLA {self.name!r} gives "
+                f"{', '.join(self.kinds) or 'none'}: ask for others, or use another VLA."
+            )
 
 
 @dataclass
@@ -142,6 +239,8 @@ class VLAOutput:
             or not self.tokens.is_floating_point()
         ):
             problems.append(f"tokens is {self.tokens.dtype} {shape}, not floating ({batch_size}, M, {spec.token_dim})")
+        elif spec.dtype is not None and self.tokens.dtype != getattr(torch, spec.dtype, None):
+            problems.append(f"tokens is {self.tokens.dtype}, but spec.dtype is {spec.dtype!r}")
         if self.mask.dtype != torch.bool or tuple(self.mask.shape) != shape[:2]:
             problems.append(f"mask is {self.mask.dtype} {tuple(self.mask.shape)}, not bool {shape[:2]}")
         if tuple(self.kind.shape) != shape[:2]:
@@ -166,6 +265,9 @@ class FrozenVLA(Protocol):
     ``forward`` takes one batch with one instruction per row and must give each row the same result whatever the other
     rows are. Each VLA flips and resizes frames, tokenizes and normalizes by itself, and undoes the normalization of
     its actions.
+
+    A VLA may have a method ``frames(obs)`` that gives, for each camera, the pictures as its network reads them, NumPy
+    (B, h, w, 3) in any range: :func:`~rlt_gym.vla.conformance.check_vla` compares their orientation with ``spec``.
     """
 
     @property
@@ -240,7 +342,7 @@ def fingerprint(config: Mapping[str, Any], state: Mapping[str, torch.Tensor], dt
     return digest.hexdigest()
 
 
-def check_vla(vla: object) -> FrozenVLA:
+def require_vla(vla: object) -> FrozenVLA:
     """
     Check that an object obeys :class:`FrozenVLA`, as far as this can be seen without running it.
 

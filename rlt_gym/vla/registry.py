@@ -9,15 +9,18 @@ A package that brings a VLA calls :func:`register_vla` in a module and names thi
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from safetensors import SafetensorError, safe_open
 
+from rlt_gym.core.imports import resolve_class
 from rlt_gym.core.registry import Entry, Registry
-from rlt_gym.vla.base import FrozenVLA, check_vla
+from rlt_gym.vla.base import FrozenVLA, require_vla
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +45,7 @@ def register_vla(
     *,
     kwargs: Mapping[str, Any] | None = None,
     encoders: str | os.PathLike[str] | None = None,
+    install: str = "",
 ) -> None: ...
 
 
@@ -52,6 +56,7 @@ def register_vla(
     description: str | Callable[[], str] = "",
     kwargs: Mapping[str, Any] | None = None,
     encoders: str | os.PathLike[str] | None = None,
+    install: str = "",
 ) -> Callable[[F], F]: ...
 
 
@@ -62,16 +67,20 @@ def register_vla(
     *,
     kwargs: Mapping[str, Any] | None = None,
     encoders: str | os.PathLike[str] | None = None,
+    install: str = "",
 ) -> Callable[[F], F] | None:
     """
     Let :func:`load_vla` know a VLA by name; without ``factory`` this is a decorator of the factory.
 
     :param name: The name, or a scheme with its colon: ``"hub:"`` answers for every ``"hub:anything"``.
-    :param factory: Called as ``factory(device=device)``, for a scheme as ``factory("anything", device=device)``; gives
-        a FrozenVLA. A callable (the class will do), or ``"module:attribute"``, imported when the VLA is loaded.
+    :param factory: Called as ``factory(device=device, **vla_kwargs)``, for a scheme as ``factory("anything",
+        device=device, **vla_kwargs)``; gives a FrozenVLA on that device. A callable (the class will do), or
+        ``"module:attribute"``, imported when the VLA is loaded.
     :param description: One line for ``rlt list``, or a function that returns it.
-    :param kwargs: Further arguments of the factory.
+    :param kwargs: Further arguments of the factory, which ``vla_kwargs`` cannot change.
     :param encoders: Folder with RL tokens that belong to this VLA, for ``rl_token="auto"``.
+    :param install: What ``pip install`` takes to get the packages that the factory imports, e.g. ``"rlt[lerobot]"``.
+        The error names it if one of them is missing.
     :return: The decorator, or ``None`` if a factory was given.
     :raises ValueError: If the name is empty or has a colon before its end.
     """
@@ -83,7 +92,7 @@ def register_vla(
         :param factory: The factory.
         :return: The same.
         """
-        VLAS.register(name, Entry(factory, description, dict(kwargs or {})))
+        VLAS.register(name, Entry(factory, description, dict(kwargs or {}), install))
         if encoders is not None:
             _ENCODER_FOLDERS[Path(encoders)] = None
         return factory
@@ -99,7 +108,8 @@ def register_vla_format(format: str, reader: str | Callable[..., Any]) -> None:
     Let :func:`load_vla` know which class reads a kind of ``.safetensors`` file.
 
     :param format: The entry ``format`` of the file's metadata.
-    :param reader: Called as ``reader(path, device=device)``; returns a FrozenVLA. A callable or ``"module:attribute"``.
+    :param reader: Called as ``reader(path, device=device, **vla_kwargs)``; returns a FrozenVLA. A callable or
+        ``"module:attribute"``.
     """
     FORMATS.register(format, Entry(reader))
 
@@ -123,31 +133,95 @@ def encoder_folders() -> list[Path]:
     return list(_ENCODER_FOLDERS)
 
 
-def load_vla(vla: str | os.PathLike[str] | FrozenVLA = "mini", device: torch.device | str = "cpu") -> FrozenVLA:
+def load_vla(
+    vla: str | os.PathLike[str] | FrozenVLA = "mini",
+    device: torch.device | str = "cpu",
+    vla_kwargs: Mapping[str, Any] | None = None,
+) -> FrozenVLA:
     """
     Get a frozen VLA.
 
-    :param vla: A registered name (:func:`list_vlas`), the path of a ``.safetensors`` file that ``rlt train-vla`` wrote
-        or that has a format of :func:`register_vla_format`, or an object that obeys
-        :class:`~rlt_gym.vla.base.FrozenVLA`.
-    :param device: Device to run on.
+    :param vla: A registered name or scheme (:func:`list_vlas`), the path of a ``.safetensors`` file that ``rlt
+        train-vla`` wrote or that has a format of :func:`register_vla_format`, ``"package.module:Class"`` of a package
+        that :mod:`rlt_gym.core.imports` allows, or an object that obeys :class:`~rlt_gym.vla.base.FrozenVLA`.
+    :param device: Device to run on. Who makes the VLA is told, so that the weights go there at once.
+    :param vla_kwargs: Further arguments of who makes it: the registered factory, the file's reader, the class.
     :return: The VLA on ``device``. An object that is already there is returned unchanged; its ``to`` is not called.
-    :raises ValueError: If the name is unknown, the file missing or damaged, or the object not a FrozenVLA.
+    :raises ValueError: If the name is unknown or not allowed, a package is missing, the file missing or damaged, an
+        argument wrong, or the object not a FrozenVLA.
     """
+    kwargs = dict(vla_kwargs or {})
     if not isinstance(vla, str | os.PathLike):
-        return _on(check_vla(vla), device)
+        if kwargs:
+            raise ValueError(f"vla_kwargs are for a VLA that is named; this one is a {type(vla).__name__} already.")
+        return _on(require_vla(vla), device)
     name = os.fspath(vla)
     found = VLAS.find(name) if isinstance(vla, str) else None
-    if found is not None:
-        entry, arguments = found
-        return _on(check_vla(entry.make(*arguments, device=device)), device)
-    path = Path(vla)
-    if path.suffix != ".safetensors":
+    if found is None:
+        found = _file(name) if Path(name).suffix == ".safetensors" else _class(name)
+    entry, arguments = found
+    return _on(require_vla(_make(entry, name, arguments, device, kwargs)), device)
+
+
+def _make(
+    entry: Entry, name: str, arguments: tuple[Any, ...], device: torch.device | str, kwargs: dict[str, Any]
+) -> Any:
+    """Call the factory; what is missing or does not fit is one line."""
+    fixed = sorted({"device", *entry.kwargs} & set(kwargs))
+    if fixed:
+        raise ValueError(f"vla_kwargs may not have {', '.join(fixed)}: the VLA {name!r} is made with it already.")
+    try:
+        try:
+            factory = entry.load()
+        except AttributeError as error:
+            raise ValueError(f"The VLA {name!r} is registered as {entry.factory!r}: {error}.") from error
+        _check_arguments(factory, name, arguments, {**entry.kwargs, "device": device}, kwargs)
+        return factory(*arguments, **entry.kwargs, device=device, **kwargs)
+    except ImportError as error:
+        advice = f"pip install '{entry.install}'" if entry.install else "install it"
+        raise ValueError(f"The VLA {name!r} needs a package that is not there ({error}): {advice}.") from error
+
+
+def _check_arguments(
+    factory: Callable[..., Any], name: str, arguments: tuple[Any, ...], fixed: dict[str, Any], kwargs: dict[str, Any]
+) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # some built-in classes have none
+        return
+    try:
+        signature.bind(*arguments, **fixed, **kwargs)
+    except TypeError as error:
+        free = [key for key in list(signature.parameters)[len(arguments) :] if key not in fixed]
         raise ValueError(
-            f"Unknown VLA {name!r}: allowed are {', '.join(map(repr, list_vlas()))}, names given to register_vla, the "
-            "path of a .safetensors file that `rlt train-vla` wrote, or, in Python, a FrozenVLA object."
-        )
-    return _on(check_vla(_reader(path).make(path, device=device)), device)
+            f"The VLA {name!r} cannot be made with vla_kwargs {kwargs}: {error} (allowed: {', '.join(free) or 'none'})."
+        ) from error
+
+
+def _file(name: str) -> tuple[Entry, tuple[Any, ...]]:
+    return _reader(Path(name)), (Path(name),)
+
+
+def _class(name: str) -> tuple[Entry, tuple[Any, ...]]:
+    """Look up the class that ``"package.module:Class"`` names; anything else is unknown."""
+    names = list_vlas()
+    if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
+        try:
+            return Entry(resolve_class(name, "vla")), ()
+        except ValueError as error:
+            raise ValueError(f"Unknown VLA {name!r}: {_schemes(names)}, and as a class: {error}") from error
+    if ":" in name:
+        raise ValueError(f"Unknown VLA {name!r}: {_schemes(names)}. A class is 'package.module:Class'.")
+    raise ValueError(
+        f"Unknown VLA {name!r}: allowed are {', '.join(map(repr, names))}, names given to register_vla, "
+        "'package.module:Class', the path of a .safetensors file that `rlt train-vla` wrote, or, in Python, a "
+        "FrozenVLA object."
+    )
+
+
+def _schemes(names: Iterable[str]) -> str:
+    known = ", ".join(repr(name) for name in names if name.endswith(":"))
+    return f"no such scheme is registered (schemes: {known or 'none; a package that brings one must be installed'})"
 
 
 def _reader(path: Path) -> Entry:

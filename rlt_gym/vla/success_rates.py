@@ -9,6 +9,7 @@ from gymnasium.vector import VectorEnv
 from tqdm import tqdm
 
 from rlt_gym.vla.base import FrozenVLA, forward_seed
+from rlt_gym.vla.batches import run_vla
 
 
 def success_rates(
@@ -33,20 +34,22 @@ def success_rates(
     :param num_envs: Worker processes.
     :param split: Initial states; not ``"eval"`` when anything is chosen by the outcome.
     :param progress: Show a progress bar.
-    :param env_id: Vector environment with pictures that takes ``suite``, ``task_ids``, ``chunk_length`` and
-        ``image_size`` and ``init_states``.
+    :param env_id: Vector environment with pictures that takes ``suite``, ``task_ids``, ``chunk_length``,
+        ``image_size``, ``render`` and ``init_states``.
     :param seed: Seed for the noise of a stochastic VLA.
     :param env_kwargs: Further arguments of the environment: assets, render, ...
     :return: For each task its instruction, ``successes``, ``states`` and ``mean_steps`` (control steps to success).
-    :raises ValueError: If the VLA needs frames of another size.
+    :raises ValueError: If the VLA needs other pictures, another state or another action.
     """
     rates = {}
     for task_id in tqdm(task_ids, desc="success rates", unit="task", disable=not progress):
         settings: dict[str, Any] = {"suite": suite, "task_ids": [task_id], "init_states": split}
-        settings |= {"chunk_length": vla.spec.horizon, "render": "fast", **env_kwargs}
+        settings |= {"chunk_length": vla.spec.horizon, **env_kwargs}
+        settings["render"] = vla.spec.check_render(env_kwargs.get("render"))
         settings["image_size"] = vla.spec.check_frame_size(env_kwargs.get("image_size"))
         env = gymnasium.make_vec(env_id, num_envs, **settings)
         try:
+            vla.spec.check_robot(env.metadata["robot"])
             instruction, steps = _play(vla, env, n_states, seed)
         finally:
             env.close()
@@ -69,7 +72,7 @@ def _play(vla: FrozenVLA, env: VectorEnv, n_states: int, seed: int) -> tuple[str
         inputs = {camera: obs[camera] for camera in vla.spec.cameras} | {"state": obs["proprio"]}
         keys = zip(infos["noise_seed"].tolist(), infos["episode_steps"].tolist(), strict=True)
         seeds = [forward_seed(noise_seed, step) for noise_seed, step in keys]
-        chunk = vla.forward(inputs, list(infos["instruction"]), seed=seeds).chunk
+        chunk = run_vla(vla, inputs, infos["instruction"], seeds).chunk
         obs, _, terminations, truncations, infos = env.step(chunk.cpu().numpy())
         for index in np.flatnonzero(terminations | truncations):
             state = int(infos["final_info"]["init_index"][index])

@@ -27,6 +27,11 @@ COMMANDS = {
         "rlt_gym.vla.mini.training:train_vla",
         "train the embedded vision-language-action policy on demonstrations",
     ),
+    "vla": (
+        "rlt_gym.vla.command:VLAConfig",
+        "rlt_gym.vla.command:vla_command",
+        "check a vision-language-action policy: does it keep the contract, how fast is it",
+    ),
     "pretrain-token": (
         "rlt_gym.rl_token.pretrain:PretrainTokenConfig",
         "rlt_gym.rl_token.pretrain:pretrain_token",

@@ -32,15 +32,18 @@ class EnvConfig:
     :param suite: LIBERO suite, a name of ``rlt list``
     :param task_ids: numbers of the suite's tasks, ``--env.task_ids 0 1``; None: all of them
     :param chunk_length: control steps per action chunk
-    :param vla: frozen VLA: a name of ``rlt list``, or the path of a file that ``rlt train-vla`` wrote
+    :param vla: frozen VLA: a name or scheme of ``rlt list``, the path of a file that ``rlt train-vla`` wrote, or
+        "package.module:Class" of an allowed package (``RLT_ALLOWED_IMPORTS``)
+    :param vla_kwargs: further arguments of whoever makes this VLA
     :param rl_token: RL-token encoder: "auto" (the one trained for this VLA), the path of a checkpoint, or "mean"
         (ablation: the mean of the VLA's image tokens)
     :param assets: meshes and textures: "auto", "embedded", "official" or a folder
     :param max_episode_steps: control steps after which an episode is cut off; None: the environment's own default
     :param train_episode_steps: control steps after which a training episode is cut off, at most ``max_episode_steps``;
         None: the environment's own default
-    :param image_size: width and height of the camera images in pixels
-    :param render: how images are drawn: "exact" (as LIBERO does), "fast" (simpler robot, rougher edges) or "stock"
+    :param image_size: width and height of the camera images in pixels; None: what the VLA needs
+    :param render: how images are drawn: "exact" (as LIBERO does), "fast" (simpler robot, rougher edges) or "stock";
+        None: as those that the VLA was trained on
     :param device: torch device of the frozen VLA and the RL-token encoder; None: "cpu". The device of what is trained
         is a setting of the algorithm (``rlt.device``)
     :param render_mode: "rgb_array" to be able to film episodes
@@ -53,6 +56,7 @@ class EnvConfig:
     task_ids: list[int] | None = None
     chunk_length: int | None = None
     vla: str | None = None
+    vla_kwargs: dict[str, Any] | None = None
     rl_token: str | None = None
     assets: str | None = None
     max_episode_steps: int | None = None

@@ -45,6 +45,7 @@ def make_env(
     for key, attribute in (("vla", "vla"), ("rl_token", "encoder")):
         if hasattr(like, attribute):
             kwargs[key] = getattr(like, attribute)
+            kwargs.pop(f"{key}_kwargs", None)
     if kwargs.get("render_mode") is None:
         kwargs.pop("render_mode", None)
     try:

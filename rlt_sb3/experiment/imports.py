@@ -1,15 +1,15 @@
-"""Names of Python objects in configuration files: only those of known packages are looked up."""
+"""Names of Python objects in the configuration of a run: only those of known packages are looked up."""
 
 from __future__ import annotations
 
-import os
-from importlib import import_module
 from typing import Any
 
+from rlt_gym.core import imports
+
 #: Packages whose classes a configuration may name.
-ALLOWED = ("rlt_gym", "rlt_sb3", "stable_baselines3", "sb3_contrib", "torch.nn", "torch.optim")
-#: Environment variable with more of them, separated by commas. Not a setting: a configuration could allow itself.
-VARIABLE = "RLT_ALLOWED_IMPORTS"
+ALLOWED = (*imports.ALLOWED, "rlt_sb3", "stable_baselines3", "sb3_contrib", "torch.nn", "torch.optim")
+#: Environment variable with more of them.
+VARIABLE = imports.VARIABLE
 
 
 def check_import(module: str, setting: str) -> None:
@@ -20,32 +20,7 @@ def check_import(module: str, setting: str) -> None:
     :param setting: the setting that names it, for the message
     :raises ValueError: if it is not in an allowed package
     """
-    allowed = (*ALLOWED, *filter(None, os.environ.get(VARIABLE, "").split(",")))
-    if not any(module == prefix or module.startswith(prefix + ".") for prefix in allowed):
-        raise ValueError(
-            f"{setting} names the module {module!r}; a configuration may only name {', '.join(allowed)}. "
-            f"Add a package of your own with the environment variable {VARIABLE}={module.split('.')[0]}."
-        )
-
-
-def _look_up(name: str, setting: str, form: str) -> Any:
-    """
-    Import what a name stands for.
-
-    :param name: "module:name"
-    :param setting: the setting, for messages
-    :param form: what the name must look like, for messages
-    :return: the class or function
-    :raises ValueError: if the name has another form, is not allowed, or means nothing
-    """
-    module, colon, attribute = name.partition(":")
-    if not colon or not attribute.isidentifier():
-        raise ValueError(f"{setting} must be {form}, got {name!r}.")
-    check_import(module, setting)
-    try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{setting}: there is no {name!r} ({error}).") from error
+    imports.check_import(module, setting, ALLOWED)
 
 
 def resolve_class(name: str, setting: str) -> type:
@@ -56,12 +31,7 @@ def resolve_class(name: str, setting: str) -> type:
     :param setting: the setting, for messages
     :raises ValueError: if the name has another form, is not allowed, or is no class
     """
-    found = _look_up(name, setting, "'module:Class', for example 'torch.nn:GELU'")
-    if not isinstance(found, type):
-        raise ValueError(f"{setting} must name a class, {name!r} is a {type(found).__name__}.")
-    # what an allowed module has only imported from elsewhere is not part of it
-    check_import(found.__module__, setting)
-    return found
+    return imports.resolve_class(name, setting, ALLOWED)
 
 
 #: Keyword arguments of an environment that are callables, which a configuration gives as "module:name".
@@ -79,7 +49,8 @@ def check_hooks(kwargs: dict[str, Any], setting: str) -> None:
     for key in HOOKS:
         name = kwargs.get(key)
         if isinstance(name, str):
-            found = _look_up(name, f"{setting}.{key}", "'module:name' of a class or function")
+            form = "'module:name' of a class or function"
+            found = imports.look_up(name, f"{setting}.{key}", form, ALLOWED)
             check_import(getattr(found, "__module__", None) or type(found).__module__, f"{setting}.{key}")
 
 

@@ -24,6 +24,7 @@ from torch import nn
 from rlt_gym.core.files import atomic_write, write_json
 from rlt_gym.vla.base import TOKEN_KINDS, VLAObs, VLAOutput, VLASpec, fingerprint
 from rlt_gym.vla.mini import FORMAT
+from rlt_gym.vla.weights import load_weights
 
 #: Every word of LIBERO's 130 instructions; other words fall into hash buckets.
 VOCABULARY = (
@@ -239,10 +240,12 @@ class MiniVLA:
 
     :param net: The network; it is frozen in place.
     :param provenance: How it was trained; ``assets`` in it is the kind of assets (default: ``"embedded"``),
-        ``frame_size`` the edge in pixels of the frames (default: 128).
+        ``frame_size`` the edge in pixels of the frames (default: 128), ``render`` how they were drawn (default:
+        ``"fast"``; ``None`` = not said).
+    :param max_batch: Most rows of one forward pass; ``None`` = any number.
     """
 
-    def __init__(self, net: MiniVLANet, provenance: dict[str, Any] | None = None) -> None:
+    def __init__(self, net: MiniVLANet, provenance: dict[str, Any] | None = None, max_batch: int | None = None) -> None:
         self.net = net.eval().requires_grad_(False)
         self.provenance = dict(provenance or {})
         config = net.config
@@ -255,6 +258,15 @@ class MiniVLA:
             assets=self.provenance.get("assets", "embedded"),
             frame_size=self.provenance.get("frame_size", 128),
             state_dim=8,
+            render=self.provenance.get("render", "fast"),
+            kinds=("image", "text", "state", "action"),
+            upside_down=True,
+            orientation="flipped",
+            proprio=("position", "orientation", "fingers"),
+            control_mode="relative",
+            control_frequency=20.0,
+            max_batch=max_batch,
+            dtype="float32",
         )
         kinds = {"agentview": "image", "wrist": "image"}
         counts = config.token_counts
@@ -323,6 +335,17 @@ class MiniVLA:
             chunk=chunk.float(),
         )
 
+    def frames(self, obs: VLAObs) -> dict[str, np.ndarray]:
+        """
+        Show what the network reads.
+
+        :param obs: As for :meth:`forward`.
+        :return: For each camera its pictures (B, image_size, image_size, 3), upright, normalized.
+        """
+        pictures = {camera: torch.from_numpy(np.ascontiguousarray(obs[camera])) for camera in self.spec.cameras}
+        size = self.config.image_size
+        return {key: normalize_frames(value, size).permute(0, 2, 3, 1).numpy() for key, value in pictures.items()}
+
     def _check_obs(self, obs: VLAObs, tasks: Sequence[str]) -> tuple[np.ndarray, list[np.ndarray]]:
         missing = [key for key in ("agentview", "wrist", "state") if key not in obs]
         if missing or isinstance(tasks, str):
@@ -365,12 +388,15 @@ class MiniVLA:
         write_json(path.with_suffix(".json"), {**self.provenance, "fingerprint": self.fingerprint()})
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> "MiniVLA":
+    def load(
+        cls, path: str | os.PathLike[str], device: torch.device | str = "cpu", max_batch: int | None = None
+    ) -> "MiniVLA":
         """
         Read weights written by :meth:`save`.
 
         :param path: The ``.safetensors`` file.
-        :param device: Device to run on.
+        :param device: Device to run on; the weights are read onto it.
+        :param max_batch: Most rows of one forward pass; ``None`` = any number.
         :return: The frozen policy.
         :raises ValueError: If the file is missing, damaged, or no MiniVLA.
         """
@@ -381,12 +407,12 @@ class MiniVLA:
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
-                state = {key: file.get_tensor(key).float() for key in file.keys()}
             if metadata.get("format") != FORMAT:
                 raise KeyError(f"format is {metadata.get('format')!r}, not {FORMAT!r}")
-            net = MiniVLANet(MiniVLAConfig(**json.loads(metadata["config"])))
-            net.load_state_dict(state)
+            with torch.device(device):
+                net = MiniVLANet(MiniVLAConfig(**json.loads(metadata["config"])))
+            load_weights(net, path)
         except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OSError) as error:
             raise ValueError(f"{path} cannot be read as MiniVLA weights ({error}); {advice}") from error
         record = path.with_suffix(".json")
-        return cls(net, json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None).to(device)
+        return cls(net, json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None, max_batch)

@@ -234,7 +234,8 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
         "config": asdict(config),
         "git_commit": git_commit(),
         "demos": data.files,
-        "assets": _assets(config),
+        "assets": _said(config, "assets"),
+        "render": _said(config, "render"),
         "frame_size": frame_edge(config.demos),
         "instructions": data.instructions,
         "rows": {"train": len(train_rows), "held_out": len(held_rows)},
@@ -259,13 +260,13 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
     return MiniVLA.load(config.output)
 
 
-def _assets(config: TrainVLAConfig) -> str | None:
-    """Return the kind of assets that all demonstrations show, ``None`` if it is unknown or they differ."""
-    kinds = set()
+def _said(config: TrainVLAConfig, setting: str) -> str | None:
+    """Return a setting with which all demonstrations were collected, ``None`` if it is unknown or they differ."""
+    values = set()
     for path in expand_paths(config.demos):
         with DemoFile(path) as file:
-            kinds.add(file.env_args.get("assets"))
-    return kinds.pop() if len(kinds) == 1 else None
+            values.add(file.env_args.get(setting))
+    return values.pop() if len(values) == 1 else None
 
 
 def _success_rates(config: TrainVLAConfig) -> dict[str, Any]:

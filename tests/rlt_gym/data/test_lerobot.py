@@ -13,7 +13,8 @@ import torch
 from offline_helpers import C, CountingVLA, ReadingEncoder, action, space
 from PIL import Image
 
-from rlt_gym.data.lerobot import LeRobotFolder, gripper_to_env
+from rlt_gym.core.gripper import Gripper
+from rlt_gym.data.lerobot import LeRobotFolder
 from rlt_gym.data.libero_hdf5 import DemoWriter
 from rlt_gym.rl_token.encode_demos import EncodeDemosConfig, encode_demos
 from rlt_sb3.common.replay.offline import load_transitions
@@ -193,8 +194,8 @@ def test_grippers_that_open_with_one(tmp_path):
     """Such a dataset gives LIBERO's actions when the setting says so, and is refused when it does not."""
     values = np.random.default_rng(0).uniform(-0.2, 1.2, 1000).astype(np.float32)
     reference = np.array([-1.0 if v >= 1 else 1.0 if v <= 0 else 1.0 - 2.0 * v for v in values])
-    np.testing.assert_allclose(gripper_to_env(values), reference, atol=1e-6)
-    assert gripper_to_env(np.array([1.0, 0.0])).tolist() == [-1.0, 1.0]  # 1 = open -> -1
+    np.testing.assert_allclose(Gripper.OPEN.to_env(values), reference, atol=1e-6)
+    assert Gripper.OPEN.to_env(np.array([1.0, 0.0])).tolist() == [-1.0, 1.0]  # 1 = open -> -1
     path = write(tmp_path / "set", 2) / "data/chunk-000/episode_000000.parquet"
     rows = pq.read_table(path).to_pylist()
     for row in rows:
@@ -205,7 +206,7 @@ def test_grippers_that_open_with_one(tmp_path):
     demo = LeRobotFolder(tmp_path / "set", gripper="open").demos(0)[0]
     np.testing.assert_array_equal(demo.actions, actions_of(0))
     with pytest.raises(ValueError, match="lerobot_gripper must be one of"):
-        LeRobotFolder(tmp_path / "set", gripper="closed")
+        LeRobotFolder(tmp_path / "set", gripper="wide")
 
 
 def test_clear_errors(tmp_path, monkeypatch):

@@ -338,10 +338,10 @@ def test_demonstrations_that_do_not_fit_are_refused_before_the_vla_runs(config, 
     for change, message in (
         (
             {"cameras": ("agentview", "front")},
-            r"needs the cameras \['front'\], and the robot of the demonstrations has",
+            r"needs the cameras \['front'\], and the robot 'panda of the demonstrations' has",
         ),
-        ({"action_dim": 14}, "gives actions of 14 numbers, and the robot of the demonstrations takes 7"),
-        ({"state_dim": 14}, "reads a state of 14 numbers, and the robot of the demonstrations has 8"),
+        ({"action_dim": 14}, "gives actions of 14 numbers, and the robot 'panda of the demonstrations' takes 7"),
+        ({"state_dim": 14}, "reads a state of 14 numbers, and the robot 'panda of the demonstrations' has 8"),
     ):
         vla = Looking(**change)
         for run in (

@@ -67,7 +67,7 @@ def test_help_and_error_say_what_a_vla_may_be(command, setting, capsys):
         main([command, "--help"])
     text = " ".join(capsys.readouterr().out.split())
     help_of_it = text[text.rindex(f"{setting} VLA") :][:200]
-    assert "a name of ``rlt list``, or the path of a file that ``rlt train-vla`` wrote" in help_of_it
+    assert "a name or scheme of ``rlt list``, the path of a file that ``rlt train-vla`` wrote, or" in help_of_it
     allowed = "the path of a .safetensors file that `rlt train-vla` wrote, or, in Python, a FrozenVLA object"
     with pytest.raises(ValueError, match=allowed):
         load_vla("some/checkpoint")
@@ -88,6 +88,110 @@ def test_decorator_arguments_and_schemes():
     register_vla("broken", dict)
     with pytest.raises(ValueError, match="dict is no FrozenVLA: it lacks spec"):
         load_vla("broken")
+
+
+class Scaled(ToyVLA):
+    """A user's class: made with the device and ``vla_kwargs``."""
+
+    def __init__(self, device, gain=0.5, *, path=None) -> None:
+        super().__init__(device, gain)
+
+
+def test_vla_kwargs_reach_whoever_makes_it(tmp_path, monkeypatch):
+    register_vla("toy", Scaled, kwargs={"path": "there"})
+    register_vla("hub:", lambda rest, device, gain: ToyVLA(device, float(rest) + gain))
+    assert load_vla("toy", vla_kwargs={"gain": 3.0}).gain == 3.0
+    assert load_vla("hub:1", vla_kwargs={"gain": 3.0}).gain == 4.0
+    for name, kwargs, message in (
+        ("toy", {"gian": 1}, r"'toy' cannot be made with vla_kwargs {'gian': 1}: got an unexpected.*allowed: gain\)"),
+        ("toy", {"path": "other"}, "vla_kwargs may not have path: the VLA 'toy' is made with it already"),
+        ("toy", {"device": "cuda"}, "vla_kwargs may not have device"),
+        ("hub:1", {}, "missing a required argument: 'gain'"),
+        ("mini", {"path": "x"}, "vla_kwargs may not have path"),
+        (ToyVLA(), {"gain": 1.0}, "vla_kwargs are for a VLA that is named; this one is a ToyVLA already"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            load_vla(name, vla_kwargs=kwargs)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_class_of_an_allowed_package_can_be_named(monkeypatch):
+    """As other classes that settings name: what an allowed module has only imported is not allowed."""
+    monkeypatch.delenv("RLT_ALLOWED_IMPORTS", raising=False)
+    monkeypatch.delitem(sys.modules, "named_vla", raising=False)
+    with pytest.raises(ValueError, match=r"names the module 'named_vla'.*RLT_ALLOWED_IMPORTS=named_vla"):
+        load_vla("named_vla:NamedVLA")
+    assert "named_vla" not in sys.modules, "refused before it is imported"
+    monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "named_vla")
+    vla = load_vla("named_vla:NamedVLA", "cpu", {"gain": 0.125})
+    assert vla.gain == 0.125 and type(vla).__name__ == "NamedVLA"
+    assert load_vla("rlt_gym.testing.vla:FakeVLA", vla_kwargs={"horizon": 50}).spec.horizon == 50
+    for name, message in (
+        ("named_vla:ToyVLA", "names the module 'toy_vla'"),
+        ("named_vla:nothing", "there is no 'named_vla:nothing'"),
+        ("named_vla:make", "must name a class"),
+        ("os:system", "names the module 'os'"),
+        ("named_vla:NamedVLA.load", "no such scheme is registered"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            load_vla(name)
+        assert "\n" not in str(caught.value)
+
+
+def test_unknown_schemes_and_missing_packages_are_one_line():
+    with pytest.raises(
+        ValueError, match=r"Unknown VLA 'openpi://host:8000': no such scheme is registered \(schemes: none"
+    ):
+        load_vla("openpi://host:8000")
+    register_vla("hub:", "toy_vla:ToyVLA")
+    for name in ("openpi://host:8000", "lerobot:lerobot/smolvla_base", "lerobot:act", "lerobot:~/out/pretrained_model"):
+        with pytest.raises(ValueError, match=f"Unknown VLA '{name}': no such scheme .*schemes: 'hub:'\\)") as caught:
+            load_vla(name)
+        assert "\n" not in str(caught.value)
+    register_vla("far:", "a_module_that_is_not_there:load", install="rlt[far]")
+    with pytest.raises(
+        ValueError, match=r"'far:away' needs a package .*a_module_that_is_not_there.*pip install 'rlt\[far\]'"
+    ):
+        load_vla("far:away")
+    register_vla("typo", "toy_vla:TOyVLA")
+    with pytest.raises(ValueError, match="'typo' is registered as 'toy_vla:TOyVLA': module 'toy_vla' has no attribute"):
+        load_vla("typo")
+    seen = []
+    register_vla("remote:", lambda rest, device: seen.append(rest) or ToyVLA(device))
+    load_vla("remote://host:8000")
+    assert seen == ["//host:8000"], "a scheme gets all that stands after its colon"
+
+
+def test_every_command_takes_vla_kwargs(monkeypatch, tmp_path):
+    """The value that the command line gives is the one with which the VLA is made."""
+    from rlt_sb3.cli.main import parse
+
+    monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "named_vla")
+    for command, prefix in (("train", "--env."), ("pretrain-token", "--"), ("encode-demos", "--")):
+        words = [f"{prefix}vla", "named_vla:NamedVLA", f"{prefix}vla_kwargs", "{gain: 0.25}"]
+        config = parse(command, words)
+        part = config.env if command == "train" else config
+        assert load_vla(part.vla, "cpu", part.vla_kwargs).gain == 0.25
+        assert parse(command, [*words[:2], f"{prefix}vla_kwargs.gain", "2"]) and part.vla_kwargs == {"gain": 0.25}
+
+
+def test_make_and_make_vec_take_vla_kwargs_and_a_run_makes_the_vla_once(monkeypatch):
+    import pickle
+
+    import gymnasium
+
+    from rlt_sb3.experiment.config import EnvConfig
+    from rlt_sb3.experiment.environment import make_env
+
+    monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "named_vla")
+    monkeypatch.setattr("rlt_gym.libero.vector_env.LiberoVectorEnv", FakeLiberoVectorEnv)
+    arguments = {"vla": "named_vla:NamedVLA", "vla_kwargs": {"gain": 0.25}, "rl_token": "mean", "chunk_length": 4}
+    env = gymnasium.make_vec("RLToken-LIBERO-v0", 2, **arguments)
+    assert env.vla.gain == 0.25 and pickle.loads(pickle.dumps(env)).vla.gain == 0.25
+    assert gymnasium.make("RLToken-LIBERO-v0", **arguments).unwrapped.vector_env.vla.gain == 0.25
+    config = EnvConfig(**arguments, render_mode=None)
+    first = make_env(config, "train", 0)
+    assert first.vla.gain == 0.25 and make_env(config, "eval", 0, like=first).vla is first.vla
 
 
 def test_the_later_registration_counts_and_warns():
@@ -218,3 +322,29 @@ def test_auto_finds_the_tokens_of_a_registered_vla(tmp_path):
         assert load_rl_token("auto", vla).fingerprint() == token.fingerprint()
     finally:
         del _ENCODER_FOLDERS[tmp_path]
+
+
+def test_a_run_with_a_class_of_ones_own_is_trained_and_evaluated(monkeypatch, tmp_path):
+    """``vla_kwargs`` are in the run's config.yaml: its evaluation makes the same VLA, and another one is refused."""
+    import yaml
+    from run_helpers import quick
+
+    from rlt_sb3.experiment.config import EvalConfig
+    from rlt_sb3.experiment.evaluate_run import evaluate_run
+    from rlt_sb3.experiment.train import train
+
+    monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "named_vla")
+    monkeypatch.setattr("rlt_gym.libero.vector_env.LiberoVectorEnv", FakeLiberoVectorEnv)
+    config = quick(tmp_path, "RLToken-LIBERO-v0", total_chunks=60)
+    config.env.vla, config.env.vla_kwargs = "named_vla:NamedVLA", {"gain": 0.25}
+    config.env.rl_token, config.env.suite, config.env.chunk_length = "mean", "libero_goal", 4
+    config.env.task_ids = [1]
+    train(config)
+    saved = tmp_path / "toy" / "config.yaml"
+    settings = yaml.safe_load(saved.read_text())
+    assert settings["env"]["vla_kwargs"] == {"gain": 0.25}
+    evaluate_run(EvalConfig(str(tmp_path / "toy"), n_states=4, progress=False))
+    settings["env"]["vla_kwargs"] = {"gain": 0.5}
+    saved.write_text(yaml.safe_dump(settings))
+    with pytest.raises(ValueError, match=r"was made with other frozen weights .*: vla "):
+        evaluate_run(EvalConfig(str(tmp_path / "toy"), n_states=4, progress=False))

@@ -74,10 +74,12 @@ def test_arguments_reach_the_environment(env_id, monkeypatch):
     (args, kwargs) = made[0]
     assert args == () and kwargs == {
         "num_envs": 3, "suite": "fake", "task_ids": [1], "init_states": "selection", "chunk_length": 6,
-        "render": "fast", "assets": "x", "success_step": 10**6, "image_size": 128,
+        "render": "exact", "assets": "x", "success_step": 10**6, "image_size": 128,
     }  # fmt: skip
-    vla.spec = replace(vla.spec, image_size=224)
+    vla.spec = replace(vla.spec, image_size=224, render="fast")
     success_rates(vla, "fake", [1], 1, num_envs=1, progress=False, env_id=env_id)
-    assert made[1][1]["image_size"] == 224
+    assert made[1][1]["image_size"] == 224 and made[1][1]["render"] == "fast"
+    with pytest.raises(ValueError, match="render is 'exact'; the VLA 'fake' was trained on 'fast' pictures"):
+        success_rates(vla, "fake", [1], 1, num_envs=1, progress=False, env_id=env_id, render="exact")
     with pytest.raises(ValueError, match="image_size is 64; the VLA 'fake' needs frames of at least 224 pixels"):
         success_rates(vla, "fake", [1], 1, num_envs=1, progress=False, env_id=env_id, image_size=64)
