@@ -207,6 +207,13 @@ class FrozenVLA(Protocol):
         ...
 
 
+class VLAUnavailableError(ConnectionError):
+    """
+    A VLA that runs elsewhere cannot be reached. What was played and learned before is good: a run saves it and can be
+    resumed.
+    """
+
+
 def forward_seed(noise_seed: int, step: int) -> int:
     """
     What :meth:`FrozenVLA.forward` gets as the seed of a row.
