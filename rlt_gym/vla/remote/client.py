@@ -206,7 +206,7 @@ class OpenPIVLA(_Served):
     """
     A policy behind openpi's own server, as a reference only: such a server sends actions and no hidden states.
 
-    ``spec.token_dim`` is 0, and so is the number of tokens; RL tokens refuse it. The noise of the policy cannot be
+    Its outputs have no tokens, and RL tokens refuse it. The noise of the policy cannot be
     seeded from here, so the same episode differs from run to run. One observation is asked at a time.
 
     :param host: The server's name or address.
@@ -221,6 +221,8 @@ class OpenPIVLA(_Served):
     """
 
     SCHEME, PORT = "openpi", 8000
+    #: Why there is no RL token of it.
+    no_tokens = "openpi's servers send actions and no hidden states"
 
     def __init__(
         self,
@@ -245,10 +247,9 @@ class OpenPIVLA(_Served):
         actions = self._ask({**blank, "state": np.zeros((1, state_dim), np.float32)}, "", 0)
         self._spec = VLASpec(
             "openpi",
-            token_dim=0,
+            token_dim=1,
             horizon=actions.shape[0],
             action_dim=actions.shape[1],
-            max_tokens=0,
             stochastic=True,
             cameras=tuple(openpi.CAMERAS),
             image_size=openpi.PICTURE_SIZE,
@@ -274,7 +275,7 @@ class OpenPIVLA(_Served):
         chunk = np.stack([self._ask(obs, task, row) for row, task in enumerate(tasks)])
         shape, device = (len(tasks), 0), self._device
         return VLAOutput(
-            tokens=torch.zeros((*shape, 0), device=device),
+            tokens=torch.zeros((*shape, 1), device=device),
             mask=torch.zeros(shape, dtype=torch.bool, device=device),
             kind=torch.zeros(shape, dtype=torch.uint8, device=device),
             chunk=torch.from_numpy(chunk).to(device),

@@ -29,10 +29,13 @@ def describe(vla: FrozenVLA, max_batch: int, max_bytes: int, tokens_dtype: str) 
     :param tokens_dtype: Type of the tokens in a reply.
     :return: Plain data.
     """
+    spec = asdict(vla.spec)
+    if spec.get("dtype") is not None:  # of the tokens, as they arrive
+        spec["dtype"] = tokens_dtype
     return {
         "protocol": PROTOCOL,
         "version": VERSION,
-        "spec": asdict(vla.spec),
+        "spec": spec,
         "fingerprint": vla.fingerprint(),
         "max_batch": max_batch,
         "max_bytes": max_bytes,

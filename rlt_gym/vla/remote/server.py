@@ -63,9 +63,11 @@ class VLAService:
             raise ValueError(f"tokens_dtype must be one of {', '.join(TOKENS_DTYPES)}, got {tokens_dtype!r}.")
         if not 1 <= max_batch <= 1024:
             raise ValueError(f"max_batch must be from 1 to 1024, got {max_batch!r}.")
-        self.vla, self.max_batch, self.tokens_dtype = vla, max_batch, tokens_dtype
+        # no larger than the VLA itself allows, where its specification says it
+        self.max_batch = min(max_batch, getattr(vla.spec, "max_batch", None) or max_batch)
+        self.vla, self.tokens_dtype = vla, tokens_dtype
         self._asked = 0
-        self.metadata = describe(vla, max_batch, max_bytes, tokens_dtype)
+        self.metadata = describe(vla, self.max_batch, max_bytes, tokens_dtype)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """

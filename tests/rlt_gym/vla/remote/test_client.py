@@ -396,19 +396,19 @@ def test_a_plain_openpi_server_gives_chunks_only():
     with Other(pack({}), plain_openpi) as server:
         vla = load_vla(f"openpi://127.0.0.1:{server.port}")
         assert isinstance(vla, OpenPIVLA) and vla.fingerprint().startswith("openpi-")
-        assert (vla.spec.horizon, vla.spec.action_dim, vla.spec.token_dim, vla.spec.stochastic) == (10, 7, 0, True)
+        assert (vla.spec.horizon, vla.spec.action_dim, vla.spec.stochastic) == (10, 7, True)
         output = vla.forward(obs, TASKS[:3], seed=[1, 2, 3]).check(vla.spec, 3)
         np.testing.assert_allclose(output.chunk[:, 0, 0], np.clip(obs["state"][:, 0] * 3, -1, 1))
         np.testing.assert_allclose(output.chunk[:, 9, 1], np.array([10, 20, 30]) / 255, rtol=1e-6)
         np.testing.assert_allclose(output.chunk[:, 0, 6], [len(task) / 100 for task in TASKS[:3]], rtol=1e-6)
-        assert output.tokens.shape == (3, 0, 0) and output.mask.shape == (3, 0)
+        assert output.tokens.shape == (3, 0, 1) and output.mask.shape == (3, 0)
 
 
 @pytest.mark.parametrize("rl_token", ["auto", "mean"])
 def test_a_plain_openpi_server_has_no_rl_token(rl_token):
     with Other(pack({}), plain_openpi) as server:
         vla = OpenPIVLA(port=server.port)
-    with pytest.raises(ValueError, match=r"The VLA 'openpi' gives no tokens .*reference only"):
+    with pytest.raises(ValueError, match=r"The VLA 'openpi' gives no tokens \(openpi's servers .*reference only"):
         load_rl_token(rl_token, vla)
 
 
