@@ -183,4 +183,5 @@ def _number(items: dict[Any, Any]) -> np.generic:
     }.get(dtype.kind, lambda number: type(number) is int)
     if not allowed(data):
         raise CodecError(f"The message has a {type(data).__name__} where a number of {dtype} is announced.")
-    return dtype.type(data)
+    with np.errstate(over="ignore"):  # too large for its type: infinite, as in C
+        return dtype.type(data)
