@@ -177,9 +177,11 @@ class PolicyServer:
             raise OSError(f"Cannot listen at {host}:{port} ({reason}); choose another port.") from error
         self.host, self.port = host, int(self._server.socket.getsockname()[1])
         self._thread: threading.Thread | None = None
+        self._serving = False
 
     def serve_forever(self) -> None:
         """Serve until :meth:`close` is called in another thread."""
+        self._serving = True
         self._server.serve_forever()
 
     def start(self) -> PolicyServer:
@@ -188,13 +190,17 @@ class PolicyServer:
 
         :return: This object.
         """
+        self._serving = True
         self._thread = threading.Thread(target=self.serve_forever, name="policy-server", daemon=True)
         self._thread.start()
         return self
 
     def close(self) -> None:
         """Close all connections and the port."""
-        self._server.shutdown()
+        if self._serving:
+            self._server.shutdown()
+        else:  # shutdown() would wait for the loop to end
+            self._server.socket.close()
         if self._thread is not None:
             self._thread.join(timeout=10.0)
 
