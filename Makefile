@@ -62,6 +62,7 @@ type: $(VENV)/.stamp-dev
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 
 format: $(VENV)/.stamp-dev
 	$(BIN)/ruff check --fix .

@@ -55,6 +55,8 @@ VARIANTS = {
 
 def arguments(out: Path, variant: str, seed: int) -> list[str]:
     """
+    Make the arguments of ``rlt train`` for a variant.
+
     :param out: where runs are kept
     :param variant: a key of :data:`VARIANTS`
     :param seed: seed of the run
@@ -64,13 +66,18 @@ def arguments(out: Path, variant: str, seed: int) -> list[str]:
 
 
 def folder(variant: str, seed: int) -> str:
-    """:return: name of the run's folder"""
+    """Return name of the run's folder."""
     return f"{variant.replace(',', '').replace(' ', '_')}-seed{seed}"
 
 
 def train(out: Path, variant: str, seed: int) -> Path:
     """
-    :return: the finished run's folder; arguments as for :func:`arguments`
+    Train a variant, unless its run is finished already.
+
+    :param out: where runs are kept
+    :param variant: a key of :data:`VARIANTS`
+    :param seed: seed of the run
+    :return: the finished run's folder
     """
     run = out / folder(variant, seed)
     if not (run / "report.html").exists():
@@ -81,6 +88,8 @@ def train(out: Path, variant: str, seed: int) -> Path:
 
 def trials(run: Path) -> list[float] | None:
     """
+    Read how often the practicing actor succeeded.
+
     :param run: folder of a run
     :return: share of the last 16 noise-free training episodes that succeeded, from the first 16 on: the lowest, and
         the one at the end; None without a gate
@@ -91,7 +100,7 @@ def trials(run: Path) -> list[float] | None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """:return: Markdown, one line per run"""
+    """Return Markdown, one line per run."""
     lines = [
         "| variant | seed | selection states solved | trials, lowest -> last | held-out | fixed / broken | steps |",
         "|---|---|---|---|---|---|---|",
@@ -112,6 +121,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    """Run the variants and write their results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="variants")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])

@@ -35,6 +35,7 @@ class Feeder:
         self.step = 0
 
     def row(self) -> tuple[Any, ...]:
+        """Make the arguments of one call of ``add``."""
         at, following = self.step % POOL, (self.step + 1) % POOL
         self.step += 1
         done = np.full(ENVS, self.step % 20 == 0)
@@ -47,7 +48,7 @@ class Feeder:
 
 
 def add_rows(buffer: Any, feeder: Feeder, rows: int) -> np.ndarray:
-    """:return: CPU microseconds per row of every call"""
+    """Return CPU microseconds per row of every call."""
     times = np.empty(max(1, rows // ENVS))
     for call in range(len(times)):
         arguments = feeder.row()
@@ -58,7 +59,7 @@ def add_rows(buffer: Any, feeder: Feeder, rows: int) -> np.ndarray:
 
 
 def sample_times(buffer: Any, batch: int, count: int = 60) -> np.ndarray:
-    """:return: CPU milliseconds per call"""
+    """Return CPU milliseconds per call."""
     times = np.empty(count)
     for call in range(count):
         start = time.thread_time_ns()
@@ -68,10 +69,12 @@ def sample_times(buffer: Any, batch: int, count: int = 60) -> np.ndarray:
 
 
 def line(name: str, values: np.ndarray, unit: str) -> str:
+    """Format a line of the report."""
     return f"{name:<34} median {np.median(values):8.2f}   p99 {np.percentile(values, 99):8.2f} {unit}"
 
 
 def main() -> None:
+    """Measure both buffers and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--dim", type=int, default=512, help="width of z_rl")

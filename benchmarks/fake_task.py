@@ -92,13 +92,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def make_venv(n_envs: int, chunk_length: int, **kwargs: Any) -> VecMonitor:
-    """:return: the task, for Stable-Baselines3"""
+    """Return the task, for Stable-Baselines3."""
     env = FakeRLTokenVectorEnv(n_envs, chunk_length=chunk_length, **kwargs)
     return VecMonitor(GymnasiumVecEnv(env), info_keywords=("is_success",))
 
 
 def successes(model: RLT, chunk_length: int, states: int = STATES) -> int:
-    """:return: solved initial states of the evaluation set"""
+    """Return solved initial states of the evaluation set."""
     venv = make_venv(10, chunk_length, init_states="eval")
     rewards = evaluate_policy(model, venv, n_eval_episodes=states, return_episode_rewards=True)[0]
     return int(np.sum(np.asarray(rewards) > 0.5))
@@ -142,7 +142,7 @@ def run(
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """:return: Markdown: what each seed solved, the mean, and Wilson's 95 % intervals of the worst and the best seed"""
+    """Return markdown: what each seed solved, the mean, and Wilson's 95 % intervals of the worst and the best seed."""
     states = results[0]["states"]
     lines = [
         f"| variant | seeds | solved of {states}, seed by seed | mean | worst seed's 95 % interval | best seed's |",

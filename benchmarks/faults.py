@@ -91,12 +91,14 @@ def seconds_until_dead(pids: list[int], limit: float = ORPHAN_SECONDS) -> float 
 
 
 def action(init_index: int, step: int) -> np.ndarray:
-    """What is done in an episode at a step, whenever it is played."""
+    """Choose the action of an episode's step, the same whenever it is played."""
     return np.random.default_rng([init_index, step]).uniform(-1, 1, (CHUNK, 7)).astype(np.float32)
 
 
 class Campaign:
     """
+    Breaks workers and compares what training sees with an undisturbed environment.
+
     :param num_envs: Workers of the environment under test.
     :param seed: Which worker is broken when.
     """
@@ -191,7 +193,7 @@ class Campaign:
         self.counts[name]["orphans"] += seconds_until_dead(pids) is None
 
     def kill_parent(self, name: str, start: str) -> float:
-        """A training process that is killed: workers started by a thread that has ended, one of them stopped."""
+        """Kill a training process whose workers were started by a thread that has ended; one of them is stopped."""
         command = [sys.executable, __file__, "--be-a-parent", start]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
@@ -251,9 +253,10 @@ def be_a_parent(start: str) -> None:
 
 
 def main() -> int:
+    """Run the campaign and print its report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--injections", type=int, default=300)
-    parser.add_argument("--minutes", type=float, default=60.0, help="stop after so long, with what was done")
+    parser.add_argument("--minutes", type=float, default=60.0, help="stop after this time, and report what was done")
     parser.add_argument("--num-envs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write the table as JSON as well")

@@ -40,7 +40,7 @@ class Player:
         return self
 
     def episode(self) -> tuple[bool, int]:
-        """:return: success, chunks"""
+        """Return success, chunks."""
         if np.random.random() >= self.rate:
             return False, FAILURE
         return True, self.lengths[np.random.randint(len(self.lengths))]
@@ -55,9 +55,11 @@ class Copies:
         self.training = self.on_trial = self.deployed = actor
 
     def start_trial(self) -> None:
+        """Put a copy of the training actor on trial."""
         self.on_trial = self.training
 
     def deploy(self, parameters: dict[str, Player]) -> None:
+        """Deploy a player."""
         self.deployed = parameters["player"]
 
     actor_on_trial = property(lambda self: Actor(self.on_trial))
@@ -72,9 +74,11 @@ class Actor:
         self.player = player
 
     def __call__(self, observation: th.Tensor) -> th.Tensor:
+        """Return the observation; the players only stand for actors."""
         return observation
 
     def state_dict(self) -> dict[str, Player]:
+        """Return the player."""
         return {"player": self.player}
 
 
@@ -105,7 +109,7 @@ def run(
     baseline = np.random.random(states) < vla.rate
     playing, left, success = np.full(n_envs, -1.0), np.zeros(n_envs, int), np.zeros(n_envs, bool)
     dones = np.ones(n_envs, bool)
-    # all episodes end at multiples of so many chunks, and nothing happens in between: one vector step stands for them
+    # all episodes end at multiples of ``unit`` chunks, and nothing happens in between: one vector step stands for them
     unit = math.gcd(FAILURE, *vla.lengths, *learner(0.0).lengths)
     goes_on, fails, succeeds = (
         ChunkOutcome(C * unit, np.zeros(C), np.zeros((C, 7)), success=success) for success in (False, False, True)
@@ -139,17 +143,17 @@ def run(
 
 
 def improving(progress: float) -> Player:
-    """Starts at 63 %, falls to 20 % in the first fifth of a run, and rises to 95 % by three fifths."""
+    """Return a success rate of 63 % at the start, 20 % after a fifth of the run, and 95 % from three fifths on."""
     return Player(float(np.interp(progress, [0.0, 0.2, 0.6], [0.63, 0.2, 0.95])))
 
 
 def constant(player: Player) -> Callable[[float], Player]:
-    """:return: a training actor that stays as it is"""
+    """Return a training actor that stays as it is."""
     return lambda progress: player
 
 
 def describe(name: str, n_envs: int, runs: int, **settings) -> str:
-    """:return: a row of the table"""
+    """Return a row of the table."""
     vla, learner, auditions = CASES[name]
     results = [run(vla, learner, n_envs, auditions, **settings) for _ in range(runs)]
     when = [chunks for chunks, _ in results if chunks is not None]

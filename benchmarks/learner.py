@@ -7,7 +7,7 @@ Gradient updates per second: RLT against Stable-Baselines3's TD3 on the same sha
 "Equal work" means two critics of the same layers, no LayerNorm, float32, one actor and target update in two, the actor
 follows the first critic. "operations" is how many times as many floating-point operations TD3 needs for that, by
 PyTorch's own count: as fast as that RLT can be with the same matrix products. The same with bfloat16 products in the
-critics stands beside it, and RLT as it comes: five critics with LayerNorm (float32). Times are CPU times of this
+critics stands beside it, and RLT with its defaults: five critics with LayerNorm (float32). Times are CPU times of this
 process, so that other processes do not count.
 """
 
@@ -28,7 +28,7 @@ CHUNK, NET = 8, [256, 256]
 
 
 def make_models(dim: int, batch: int, rows: int, device: str, compiled: str | None = None) -> dict[str, TD3]:
-    """:return: models whose buffers are filled with the same number of rows; ``compiled``: torch.compile's mode"""
+    """Return models whose buffers are filled with the same number of rows; ``compiled``: torch.compile's mode."""
 
     def venv() -> GymnasiumVecEnv:
         return GymnasiumVecEnv(FakeRLTokenVectorEnv(4, chunk_length=CHUNK, token_dim=dim, seed=0))
@@ -58,7 +58,7 @@ def make_models(dim: int, batch: int, rows: int, device: str, compiled: str | No
 
 
 def measure(models: dict[str, TD3], batch: int, updates: int, rounds: int) -> dict[str, list[float]]:
-    """:return: CPU seconds per update of each round"""
+    """Return CPU seconds per update of each round."""
     times: dict[str, list[float]] = {name: [] for name in models}
     for turn in range(rounds + 1):
         for name, model in models.items():
@@ -73,13 +73,14 @@ def measure(models: dict[str, TD3], batch: int, updates: int, rounds: int) -> di
 
 
 def operations(model: TD3, batch: int, updates: int = 4) -> float:
-    """:return: floating-point operations of an update; ``updates`` is a multiple of the policy delay"""
+    """Return floating-point operations of an update; ``updates`` is a multiple of the policy delay."""
     with FlopCounterMode(display=False) as counter:
         model.train(gradient_steps=updates, batch_size=batch)
     return counter.get_total_flops() / updates
 
 
 def main() -> None:
+    """Time the updates and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dims", type=int, nargs="+", default=[192, 2048], help="widths of z_rl")
     parser.add_argument("--batches", type=int, nargs="+", default=[256, 1024])
@@ -95,7 +96,7 @@ def main() -> None:
     print("updates per second of CPU time (median of rounds), ratio = RLT / TD3 of the same round\n")
     print(
         "| z_rl | batch | TD3 | RLT, equal work | ratio (lowest to highest) | operations | bfloat16 | ratio "
-        "| as it comes | ratio |" + (" compiled | ratio |" if args.compile else "")
+        "| defaults | ratio |" + (" compiled | ratio |" if args.compile else "")
     )
     print("|" + "---|" * (12 if args.compile else 10))
     results = []

@@ -3,7 +3,7 @@
     python benchmarks/libero.py [--parts step,reset,physics,workers,vector,pixels] [--rounds 3] [--json FILE]
 
 Stock is LIBERO's own ``OffScreenRenderEnv`` (hard resets, both cameras drawn at every control step). Every competitor
-is a process of its own; they take turns chunk by chunk, so that whatever else the machine does hits all of them alike.
+is a separate process; they take turns chunk by chunk, so that whatever else the machine does hits all of them alike.
 Only CPU time (user and system, children included) is compared. Ratios are stock / other: above 1 is faster.
 """
 
@@ -40,11 +40,11 @@ def cpu_seconds() -> float:
     return total
 
 
-# ---------------------------------------------------------------- competitors: each lives in a process of its own
+# ---------------------------------------------------------------- competitors: each lives in a separate process
 
 
 class Stock:
-    """LIBERO as it comes; without ``pictures`` it has no cameras at all."""
+    """Stock LIBERO; without ``pictures`` it has no cameras at all."""
 
     def __init__(self, suite: str, task: int, assets: str, pictures: bool = True):
         from rlt_gym.libero.assets import resolve_assets
@@ -65,16 +65,19 @@ class Stock:
             self.env = ControlEnv(bddl_file_name=str(self._task.bddl_file), **settings)
 
     def reset(self) -> None:
+        """Restore the first initial state."""
         np.random.seed(0)
         self.env.reset()
         self.env.set_init_state(self._states[0])
 
     def episode(self) -> None:
+        """Begin an episode as LIBERO's evaluation does, with ten steps to settle."""
         self.reset()
         for _ in range(10):
             self.env.step([0, 0, 0, 0, 0, 0, -1])
 
     def chunk(self, actions: np.ndarray) -> None:
+        """Play a chunk."""
         for action in actions:
             self.env.step(action)
 
@@ -94,12 +97,15 @@ class Ours:
         self.simulator.reset("eval", 0, observe=pictures)
 
     def reset(self) -> None:
+        """Restore the first initial state."""
         self.simulator.restart("eval", 0)
 
     def episode(self) -> None:
+        """Begin an episode."""
         self.simulator.reset("eval", 0)
 
     def chunk(self, actions: np.ndarray) -> None:
+        """Play a chunk."""
         self.simulator.step_chunk(actions, observe=self._pictures)
 
 
@@ -154,9 +160,11 @@ class Vector:
         self.env.reset()
 
     def reset(self) -> None:
+        """Begin new episodes."""
         self.env.reset()
 
     def chunk(self, actions: np.ndarray) -> None:
+        """Play a chunk in every environment."""
         if self._kind == "ours":
             self.env.step(np.repeat(actions[None], self._number, axis=0))
         else:
@@ -169,6 +177,7 @@ class Vector:
 
 
 def StockAsGymnasium(suite: str, task: int, assets: str) -> Any:  # a class that needs its imports late
+    """Make a Gymnasium environment of stock LIBERO."""
     import gymnasium
 
     class Env(gymnasium.Env):
@@ -232,10 +241,12 @@ class Competitor:
         return value
 
     def call(self, command: str, *arguments: Any) -> Any:
+        """Call a method of the competitor and wait for its answer."""
         self._connection.send((command, arguments))
         return self._receive()
 
     def close(self) -> None:
+        """End the process."""
         self._connection.close()
         self._process.join(20)
         if self._process.is_alive():
@@ -244,6 +255,8 @@ class Competitor:
 
 def race(competitors: dict[str, Competitor], command: str, rounds: int, per_round: int = 1) -> dict[str, float]:
     """
+    Time the competitors in turns.
+
     :return: CPU seconds per call of each, after one call to warm up.
     """
     rng = np.random.default_rng(0)
@@ -342,7 +355,7 @@ def bench_workers(rounds: int) -> list[dict[str, Any]]:
 
 
 def bench_vector(rounds: int) -> list[dict[str, Any]]:
-    """Two simulators in processes of their own, per control step and simulator."""
+    """Measure two simulators in separate processes, per control step and simulator."""
     where = {"suite": "libero_goal", "task": 0, "assets": "official", "number": 2}
     competitors = started(
         stock=("Vector", {**where, "kind": "subproc"}),
@@ -389,6 +402,7 @@ PARTS = {
 
 
 def main() -> None:
+    """Run the parts and print their reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
     parser.add_argument("--rounds", type=int, default=3)

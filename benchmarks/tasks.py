@@ -32,6 +32,8 @@ ROOT = Path(__file__).parent.parent
 
 def summary(run: Path) -> dict[str, Any]:
     """
+    Read what the table and the figure show of a run.
+
     :param run: folder of a finished run
     :return: what the table and the figure show of it
     """
@@ -68,25 +70,25 @@ def summary(run: Path) -> dict[str, Any]:
 
 
 def rate(result: dict[str, Any]) -> str:
-    """:return: k/n and Wilson's interval of one entry of a summary"""
+    """Return k/n and Wilson's interval of one entry of a summary."""
     low, high = result["wilson_95"]
     return f"{result['k']}/{result['n']} ({100 * low:.0f} % to {100 * high:.0f} %)"
 
 
 def steps(run: dict[str, Any]) -> str:
-    """:return: control steps to success, of the VLA and of RLT, on the states that both solve"""
+    """Return control steps to success, of the VLA and of RLT, on the states that both solve."""
     return " -> ".join(f"{mean:.0f}" for mean in run["steps_where_both_succeed"] or []) or "-"
 
 
 def lowest(run: dict[str, Any]) -> str:
-    """:return: the practicing actor's worst selection evaluation, with the VLA's number"""
+    """Return the practicing actor's worst selection evaluation, with the VLA's number."""
     found = [k for k in run["selection"].get("practicing", []) if k is not None]
     n = run["selection"]["n"]
     return f"{min(found)}/{n} ({run['selection']['vla']}/{n})" if found else "not measured"
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """:return: Markdown, one row per run"""
+    """Return Markdown, one row per run."""
     lines = [
         "| task | seed | frozen VLA | RLT | fixed / broken | McNemar p | steps where both succeed | "
         "lowest practicing actor (VLA) | minutes |",
@@ -103,6 +105,8 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 def figure(runs: list[dict[str, Any]], path: Path) -> None:
     """
+    Draw the learning curves of all tasks.
+
     :param runs: summaries
     :param path: where the picture goes
     """
@@ -140,6 +144,7 @@ def figure(runs: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
+    """Write the table and the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path, help="folders of finished runs")
     parser.add_argument("--draw", action="store_true", help="only table and figure of the JSON file")

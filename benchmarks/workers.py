@@ -7,8 +7,8 @@ CPU seconds of each worker until its environment is built, and until its first o
 then); proportional set size (PSS: shared pages are divided among those who share them) after a few chunks. The zygote's
 own cost is paid once.
 
-With ``--envs`` instead the memory of training with so many environments, frozen VLA and learner included: host memory
-(PSS) of the workers, of the zygote and of the training process, and what PyTorch holds on the GPU, if there is one.
+With ``--envs`` it measures instead the memory of training with these numbers of environments, VLA and learner included:
+host memory (PSS) of the workers, of the zygote and of the training process, and PyTorch's memory on the GPU, if any.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def measure(start: str, arguments: argparse.Namespace) -> dict[str, float]:
 
 def training_memory(num_envs: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """
-    Memory of RLT with its environment after some updates, MB; run this in a process of its own.
+    Memory of RLT with its environment after some updates, MB; run this in a separate process.
 
     :return: ``workers`` (all of them), ``zygote``, ``process`` (PyTorch, VLA, encoder, learner, an almost empty
         buffer) and ``gpu``, the most that was reserved (None without a GPU); ``parameters`` are counts
@@ -136,6 +136,7 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
+    """Measure the workers and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-envs", type=int, default=4)
     parser.add_argument("--envs", type=numbers, help="memory of training with 1,8,32 environments")

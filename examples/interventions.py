@@ -24,6 +24,7 @@ class LiftWhenLow:
 
 
 def main() -> None:
+    """Train with a person or a script that takes over."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--env", default="rlt_gym:LIBERO-v0")
     parser.add_argument("--intervention", default="rlt_gym.libero.interventions:ScriptedTakeover")

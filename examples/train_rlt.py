@@ -6,12 +6,14 @@ python examples/train_rlt.py --chunks 7200
 import argparse
 
 import gymnasium as gym
+import torch
 from stable_baselines3.common.vec_env import VecMonitor
 
 from rlt_sb3 import RLT, GymnasiumVecEnv, compare, evaluate
 
 
 def main() -> None:
+    """Train RLT and evaluate it beside the frozen VLA."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--env", default="rlt_gym:RLToken-LIBERO-v0")
     parser.add_argument("--suite", default="libero_goal")
@@ -24,6 +26,7 @@ def main() -> None:
     parser.add_argument("--save", default="rlt.zip")
     args = parser.parse_args()
 
+    torch.set_num_threads(1)  # as `rlt train` does: the simulators need the other cores
     # The environment holds the frozen VLA and the RL token; each simulator has a process.
     env = gym.make_vec(args.env, num_envs=args.num_envs, suite=args.suite, task_ids=[args.task])
     try:

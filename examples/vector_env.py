@@ -10,6 +10,7 @@ import numpy as np
 
 
 def main() -> None:
+    """Play random chunks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--env", default="rlt_gym:RLToken-LIBERO-v0")
     parser.add_argument("--suite", default="libero_goal")

@@ -31,6 +31,8 @@ CONTROL_FREQUENCY = 20.0  # of LIBERO, control steps per second
 
 def film_strip(path: Path) -> np.ndarray:
     """
+    Take frames from a film for a strip.
+
     :param path: a film of an episode; its last picture stands still for a second
     :return: some of its pictures, evenly spaced from the first to the last one, side by side
     """
@@ -44,6 +46,8 @@ def film_strip(path: Path) -> np.ndarray:
 
 def draw_strip(ax: Any, path: Path, title: str, seconds: float) -> None:
     """
+    Draw a strip of frames.
+
     :param ax: where
     :param path: the film
     :param title: above the frames
@@ -60,6 +64,8 @@ def draw_strip(ax: Any, path: Path, title: str, seconds: float) -> None:
 
 def draw_curve(ax: Any, data: dict[str, Any]) -> None:
     """
+    Draw the curve of selection evaluations.
+
     :param ax: where
     :param data: contents of the run's evaluations.json
     """
@@ -91,6 +97,8 @@ def draw_curve(ax: Any, data: dict[str, Any]) -> None:
 
 def draw(run: Path, path: Path) -> None:
     """
+    Draw the whole picture.
+
     :param run: folder of a finished run with films
     :param path: where the PNG goes
     """
@@ -111,6 +119,7 @@ def draw(run: Path, path: Path) -> None:
 
 
 def main() -> None:
+    """Draw the picture of a run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="folder of a finished run with videos")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images" / "demo.png")

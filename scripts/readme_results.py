@@ -24,13 +24,15 @@ HEAD = (
 
 
 def rate(evaluation: Evaluation) -> str:
-    """:return: k/n with Wilson's 95 % interval"""
+    """Return k/n with Wilson's 95 % interval."""
     low, high = evaluation.interval
     return f"{evaluation.successes}/{evaluation.n} ({low:.0%} to {high:.0%})".replace("%", " %")
 
 
 def row(run: Path) -> str:
     """
+    Make a run's line of the table.
+
     :param run: folder of a finished run
     :return: its line of the table
     """
@@ -51,6 +53,8 @@ def row(run: Path) -> str:
 
 def put(table: str, text: str) -> str:
     """
+    Put a table between the marks of a text.
+
     :param table: new contents
     :param text: of README
     :return: the text with the contents between the marks
@@ -64,6 +68,7 @@ def put(table: str, text: str) -> str:
 
 
 def main() -> None:
+    """Print or write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
     parser.add_argument("--write", action="store_true", help="write into README.md instead of printing")

@@ -22,6 +22,8 @@ COLUMN, WIDTH = 32, 132
 
 def first_sentence(path: Path) -> str:
     """
+    Read the first sentence of a file's docstring.
+
     :param path: A Python file.
     :return: The first sentence of its docstring without its full stop, on one line; empty without a docstring.
     """
@@ -32,6 +34,8 @@ def first_sentence(path: Path) -> str:
 
 def lines_of(folder: Path, depth: int = 0) -> list[str]:
     """
+    List a package and its files.
+
     :param folder: A package.
     :param depth: How deep it lies below the repository's root.
     :return: A line for the package, then one for each of its files, then those of its sub-packages.
@@ -53,6 +57,8 @@ def _line(depth: int, name: str, text: str) -> str:
 
 def tree() -> str:
     """
+    List both packages.
+
     :return: Both packages, as a block of text for the documentation.
     """
     lines = [line for package in ("rlt_gym", "rlt_sb3") for line in [*lines_of(ROOT / package), ""]]

@@ -106,15 +106,7 @@ def test_variant_of_the_ablations(variant, tmp_path):
 def test_tasks_share_the_recipe_of_the_demo(name):
     demo = parse("train", ["--config", "demo"])
     task = parse("train", ["--config", name])
-
-    def recipe(config):
-        """The pull's schedule in chunks, which do not depend on how long a task practises."""
-        pull = config.settings["bc_coef"]
-        return config.settings | {
-            "bc_coef": pull | {"end_fraction": round(pull["end_fraction"] * config.total_chunks, -1)}
-        }
-
-    assert recipe(task) == recipe(demo) and recipe(demo)["bc_coef"]["end_fraction"] == 3000
+    assert task.settings == demo.settings == {}  # the algorithm's own defaults
     assert task.total_chunks >= demo.total_chunks
     assert task.name == name == f"{task.env.suite}_{task.env.task_ids[0]}"
 

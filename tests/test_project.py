@@ -1,6 +1,7 @@
 """Rules of the project that no other test would notice."""
 
 import ast
+import importlib
 import re
 import shutil
 import subprocess
@@ -167,3 +168,72 @@ def test_the_documented_tree_is_that_of_the_packages():
         r"`(rlt_(?:gym|sb3)/[\w/.]+|tests/[\w/.]+)`", (ROOT / "docs/guide/where_things_live.md").read_text()
     ):
         assert (ROOT / name).exists(), name
+
+
+def public(node, owners=()):
+    """Public classes and functions, with the classes they are in."""
+    for child in node.body:
+        if isinstance(child, ast.ClassDef) and not child.name.startswith("_"):
+            yield child, owners
+            yield from public(child, (*owners, child))
+        elif isinstance(child, ast.FunctionDef) and not child.name.startswith("_"):
+            yield child, owners
+
+
+def arguments_of(node, in_class):
+    """Names that the docstring of a function or class must describe, and those that it may describe besides."""
+    named = {ast.unparse(decorator).partition("(")[0] for decorator in node.decorator_list}
+    if "overload" in named:
+        return set(), set()
+    if isinstance(node, ast.ClassDef):
+        constructors = [child for child in node.body if getattr(child, "name", None) == "__init__"]
+        if "dataclass" in named and not constructors:
+            fields = [child for child in node.body if isinstance(child, ast.AnnAssign)]
+            settings = {
+                ast.unparse(field.target) for field in fields if "ClassVar" not in ast.unparse(field.annotation)
+            }
+            return {name for name in settings if not name.startswith("_")}, settings
+        return arguments_of(constructors[0], True) if constructors else (set(), None)
+    arguments = node.args
+    names = [argument.arg for argument in arguments.posonlyargs + arguments.args + arguments.kwonlyargs]
+    names = names[1:] if in_class and "staticmethod" not in named else names
+    starred = {argument.arg for argument in (arguments.vararg, arguments.kwarg) if argument}
+    return {name for name in names if name != "ctx" and not name.startswith("_")}, {*names, *starred}
+
+
+def wrong_params(path, text):
+    """
+    Arguments that the docstrings of a file do not describe, and those they describe that do not exist.
+
+    A method may leave them to the base class that documents it, and a function to another one to which it refers.
+    """
+    docstring_parser = pytest.importorskip("docstring_parser")
+
+    def overrides(owners, name):
+        owner = importlib.import_module(next(module for module, file in MODULES.items() if file == path))
+        for node in owners:
+            owner = getattr(owner, node.name)
+        return any(name in vars(base) for base in owner.__mro__[1:-1])
+
+    for node, owners in public(ast.parse(text)):
+        docstring = ast.get_docstring(node) or ""
+        described = {param.arg_name.lstrip("*") for param in docstring_parser.parse(docstring).params}
+        needed, possible = arguments_of(node, bool(owners))
+        wrong = set() if possible is None else described - possible
+        if "arguments from" not in docstring:
+            wrong |= needed - described
+        if wrong and not (owners and isinstance(node, ast.FunctionDef) and overrides(owners, node.name)):
+            yield f"{path.name}:{node.lineno} {node.name}: {', '.join(sorted(wrong))}"
+
+
+def test_wrong_params_are_found():
+    text = 'def f(a, b):\n    """\n    Add.\n\n    :param a: one\n    :param c: none\n    """\n'
+    assert list(wrong_params(Path("x.py"), text)) == ["x.py:1 f: b, c"]
+    text = 'class A:\n    """Hold."""\n\n    def __init__(self, size):\n        pass\n'
+    assert list(wrong_params(Path("x.py"), text)) == ["x.py:1 A: size"]
+    text = '@dataclass\nclass A:\n    """\n    Hold.\n\n    :param x: one\n    """\n\n    x: int\n    y: int = 1\n'
+    assert list(wrong_params(Path("x.py"), text)) == ["x.py:2 A: y"]
+
+
+def test_docstrings_describe_each_argument():
+    assert [line for path in SOURCES for line in wrong_params(path, path.read_text())] == []

@@ -16,7 +16,7 @@ def chunk_info(
     task_id: int,
     instruction: str,
     hooks: dict[str, Any],
-    said: dict[str, Any],
+    reported: dict[str, Any],
     step_rewards: np.ndarray | None = None,
     success: bool = False,
     actions: np.ndarray | None = None,
@@ -31,7 +31,7 @@ def chunk_info(
     :param task_id: Of its task.
     :param instruction: Of its task.
     :param hooks: The environment's hooks by name, ``None`` for those that it does not have.
-    :param said: What the env's hooks said, see :class:`rlt_gym.workers.hooks.WorkerHooks`; empty where it was lost.
+    :param reported: The hooks' report, see :class:`rlt_gym.workers.hooks.WorkerHooks`; empty if the worker was lost.
     :param step_rewards: Rewards (k,) of the executed control steps; ``None`` where none was executed.
     :param success: Whether the task is solved.
     :param actions: The chunk (C, d) that was asked for; ``None`` at a reset and where the env was lost.
@@ -56,19 +56,19 @@ def chunk_info(
         "init_index": episode.init_index,
         "worker_restarted": restarted,
         "worker_restarts": int(restarts),
-        **hook_info(hooks, action_shape, said, actions),
+        **hook_info(hooks, action_shape, reported, actions),
     }
 
 
 def hook_info(
-    hooks: dict[str, Any], action_shape: tuple[int, int], said: dict[str, Any], actions: np.ndarray | None
+    hooks: dict[str, Any], action_shape: tuple[int, int], reported: dict[str, Any], actions: np.ndarray | None
 ) -> dict[str, Any]:
     """
     Info entries about hooks, the same keys at every reset and step.
 
     :param hooks: The environment's hooks by name.
     :param action_shape: (C, d), control steps of a chunk and numbers of an action.
-    :param said: Answer of :class:`rlt_gym.workers.hooks.WorkerHooks`; empty where a worker was lost.
+    :param reported: Answer of :class:`rlt_gym.workers.hooks.WorkerHooks`; empty where a worker was lost.
     :param actions: The chunk that was asked for, float32 (C, d); ``None`` at a reset.
     :return: ``executed_actions`` float32 (C, d), from step k on what was asked for; ``intervention`` bool (C,);
         ``critical_chunk`` and ``critical_phase`` bool.
@@ -77,13 +77,13 @@ def hook_info(
     if hooks.get("intervention") is not None:
         executed = np.zeros(action_shape, np.float32) if actions is None else np.array(actions)
         taken = np.zeros(action_shape[0], dtype=bool)
-        done = said.get("executed_actions", ())
+        done = reported.get("executed_actions", ())
         if len(done):
-            executed[: len(done)], taken[: len(done)] = done, said["intervention"]
+            executed[: len(done)], taken[: len(done)] = done, reported["intervention"]
         info["executed_actions"], info["intervention"] = executed, taken
     if hooks.get("critical_phase") is not None:
-        info["critical_chunk"] = bool(said.get("critical_chunk", False))
-        info["critical_phase"] = bool(said.get("critical_phase", False))
+        info["critical_chunk"] = bool(reported.get("critical_chunk", False))
+        info["critical_phase"] = bool(reported.get("critical_phase", False))
     return info
 
 

@@ -46,7 +46,7 @@ class Played:
     :param step_rewards: float32 (k,), rewards of the executed control steps, 1 <= k <= C.
     :param success: Whether the task is solved, which ends chunk and episode.
     :param inner: Observations at those of the control steps s, 2s, ... < C that lie before step k, in order.
-    :param said: What the hooks said about the chunk, see :meth:`rlt_gym.workers.hooks.WorkerHooks.end_chunk`.
+    :param reported: What the hooks reported about the chunk, see :meth:`rlt_gym.workers.hooks.WorkerHooks.end_chunk`.
     :param frames: If the environment is filmed, the frames after control steps 1 to k - 1.
     """
 
@@ -54,45 +54,45 @@ class Played:
     step_rewards: np.ndarray
     success: bool
     inner: Sequence[Observation] = ()
-    said: dict[str, Any] = field(default_factory=dict)
+    reported: dict[str, Any] = field(default_factory=dict)
     frames: Sequence[np.ndarray] = ()
 
 
 class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
     """
-    N environments that play chunks of C control steps together; everything but the simulators.
+    N environments that play chunks of C control steps together; a subclass adds the simulators.
 
-    A subclass says how episodes start (:meth:`_start_episodes`), what a chunk does (:meth:`_play`) and, for a
-    ``render_mode``, what it looks like (:meth:`_draw`), each for several environments at once. Simulators that live in
-    this process are simpler to add with :class:`~rlt_gym.core.in_process.InProcessVectorEnv`.
+    A subclass implements :meth:`_start_episodes`, :meth:`_play` and, for a ``render_mode``, :meth:`_draw`, each for
+    several environments at once. Simulators that live in this process are simpler to add with
+    :class:`~rlt_gym.core.in_process.InProcessVectorEnv`.
 
-    Action: float32 (C, d) in [-1, 1]. A chunk ends at success or at the horizon after k <= C steps.
-    Reward: the sum over the executed steps. ``terminated`` is success, ``truncated`` the horizon.
+    The action is float32 (C, d) in [-1, 1]. A chunk ends at success or at the horizon after k <= C steps. The reward is
+    the sum over the executed steps. ``terminated`` means success, ``truncated`` means the horizon.
 
-    Info of every env: ``step_rewards`` float32 (C,), zero after step k; ``chunk_steps`` k; ``is_success``;
+    The info of every env has ``step_rewards`` float32 (C,), zero after step k; ``chunk_steps`` k; ``is_success``;
     ``episode_steps``; ``noise_seed``, the seed for a policy's noise in this episode
     (:meth:`~rlt_gym.core.episodes.EpisodeSequence.noise_seed`); ``instruction``; ``task_id``; ``init_index``;
     ``worker_restarted``; ``worker_restarts``. With a ``render_mode``, ``final_info`` also has ``final_frame``, and
     environments that :meth:`film` names have ``inner_frames``, drawn after control steps 1 to k - 1 of the chunk.
 
-    With ``obs_stride=s`` the infos of :meth:`step` also have ``inner_obs``, a dict of arrays (num_envs, n, ...) with
-    the observations at control steps s, 2s, ... < C inside the chunk that was just played (n of them, zeros from the
-    step at which it ended), and ``inner_count`` (num_envs,), how many are valid: those before step k. Both stand at
-    the top level for every env, for those whose episode has just ended too; ``final_info`` does not repeat them.
+    With ``obs_stride=s`` the infos of :meth:`step` also have ``inner_obs`` and ``inner_count``. ``inner_obs`` is a dict
+    of arrays (num_envs, n, ...) with the n observations at control steps s, 2s, ... < C inside the chunk just played.
+    ``inner_count`` (num_envs,) says how many are valid, those before step k; the others are zeros. Both are at the top
+    level for every env, also for those whose episode has just ended; ``final_info`` does not repeat them.
 
     Under ``NEXT_STEP`` the :meth:`step` after the end of an episode ignores the action of that env and starts its next
     episode: reward 0, both flags false, ``chunk_steps`` 0. Such a row is no transition and must not be stored.
 
-    A simulator may be lost in a chunk. Its episode then ends: ``truncated``, with ``worker_restarted`` true in its info
-    (under ``SAME_STEP`` in ``final_info`` as well). Nothing of the broken chunk counts or may be stored: reward 0,
-    ``chunk_steps`` 0, and the final observation is the one that was returned last.
-    The env then plays the same episode from its start; the other envs do not notice. ``worker_restarts`` counts, as
-    info for each env and as attribute for all.
+    If a simulator is lost in a chunk, its episode ends with ``truncated``, and its info has ``worker_restarted`` true
+    (under ``SAME_STEP`` also in ``final_info``). Nothing of that chunk counts or may be stored: reward and
+    ``chunk_steps`` are 0, and the final observation is the one that was returned last. The env then plays the same
+    episode from its start. The other envs are not affected. ``worker_restarts`` counts the restarts, as info for each
+    env and as attribute for all.
 
-    With an ``intervention`` the infos also have ``executed_actions`` float32 (C, d), what was done (from step k on: the
-    action), and ``intervention`` bool (C,), true at the control steps that someone else chose. Nobody takes over in
-    episodes of the selection and evaluation sets: they measure what the policy can do. With a ``critical_phase`` they
-    have ``critical_phase``, whether the observation returned lies in it, and ``critical_chunk``, whether the chunk just
+    With an ``intervention`` the infos also have ``executed_actions`` float32 (C, d), the executed actions (from step k
+    on: the action), and ``intervention`` bool (C,), true at control steps that someone else chose. Nobody takes over in
+    episodes of the selection and evaluation splits, which measure the policy. With a ``critical_phase`` they have
+    ``critical_phase``, whether the returned observation lies in it, and ``critical_chunk``, whether the chunk just
     played began in it.
 
     :param num_envs: N.
@@ -101,22 +101,21 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
     :param robot: What ``metadata["robot"]`` says.
     :param chunk_length: C.
     :param max_episode_steps: Control steps before truncation.
-    :param init_states: The split to begin with: ``"train"``, ``"selection"`` or ``"eval"``.
-    :param seed: Seed until :meth:`reset` is given one; ``None``: drawn from the operating system's entropy.
+    :param init_states: The first split: ``"train"``, ``"selection"`` or ``"eval"``.
+    :param seed: Seed until :meth:`reset` is given one; ``None``: from the operating system's entropy.
         ``np_random_seed`` is the present one.
     :param autoreset_mode: ``SAME_STEP``; ``NEXT_STEP``; or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
     :param render_mode: ``None`` or ``"rgb_array"``.
-    :param obs_stride: Also observe every so many control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
-    :param train_episode_steps: Horizon of the training split, at most ``max_episode_steps``; ``None``: no difference.
+    :param obs_stride: Also observe every s control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
+    :param train_episode_steps: Horizon of the training split, at most ``max_episode_steps``; ``None``: the same.
     :param group_size: How often each training initial state is played, see
         :class:`~rlt_gym.core.episodes.EpisodeSequence`.
-    :param hooks: ``intervention`` and ``critical_phase``, as a subclass hands them to
-        :class:`~rlt_gym.workers.hooks.WorkerHooks`; ``None`` for those that there are not.
+    :param hooks: ``intervention`` and ``critical_phase`` for :class:`~rlt_gym.workers.hooks.WorkerHooks`, or ``None``.
     :param sequence: Class of the sequence of episodes.
     :raises ValueError: A bad argument.
     """
 
-    #: What Gymnasium reads before there is an environment; the environment's own metadata say more.
+    #: Gymnasium reads this before there is an environment, whose own metadata have more entries.
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
     per_member = ("task",)
 
@@ -181,8 +180,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
         self._hooks = {"intervention": None, "critical_phase": None, **(hooks or {})}
-        #: What the hooks of each env said last.
-        self._said: list[dict[str, Any]] = [{}] * self.num_envs
+        #: What the hooks of each env reported last.
+        self._reported: list[dict[str, Any]] = [{}] * self.num_envs
         #: What each env is playing; ``None`` before the first reset.
         self.episodes: list[Episode | None] = [None] * self.num_envs
         #: The actions of the last step.
@@ -201,7 +200,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         Start the episodes ``self.episodes[env]``.
 
         :param envs: Indices of the environments; the others are not touched.
-        :return: By environment, the first observation and what the hooks said about it, see
+        :return: By environment, the first observation and what the hooks reported about it, see
             :meth:`rlt_gym.workers.hooks.WorkerHooks.begin_episode` ({} without hooks).
         """
         raise NotImplementedError
@@ -248,11 +247,10 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
 
     def _horizon(self, env: int) -> int:
         """
-        Horizon of the present episode of an environment.
+        Return the horizon of an environment's present episode.
 
         :param env: Index of the environment.
-        :return: Control steps before its episode is truncated: the same for all in a split, unless a subclass says
-            otherwise.
+        :return: Control steps before truncation: the same for all in a split, unless a subclass overrides this method.
         """
         if self.sequence.split == "train" and self.train_episode_steps is not None:
             return min(self.train_episode_steps, self.max_episode_steps)  # set_attr may have changed one of them
@@ -269,10 +267,10 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
 
     def task(self, env: int) -> Any:
         """
-        Which task an environment is playing.
+        Return the task that an environment is playing.
 
         :param env: Index of the environment.
-        :return: The task it is playing, one of ``tasks``.
+        :return: One of ``tasks``.
         """
         return self.tasks[self._episode(env).task_index]
 
@@ -282,11 +280,13 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Infos]:
         """
+        Begin new episodes in all environments, or in those that ``reset_mask`` selects.
+
         :param seed: Seed s of the training split's initial states; a list must be s, s + 1, ..., one per environment.
             ``None`` (or a list of it) keeps the present one.
         :param options: ``init_states`` switches the split; ``reset_mask`` (bool (num_envs,)) resets a part;
             ``shard`` (k, n) leaves, from this full reset to the next one, only the episodes k, k + n, k + 2n, ... of
-            the sequence, so that n environments can divide an evaluation among them. Others, which libraries hand on
+            the sequence, so that n environments can divide an evaluation among them. Others, which libraries pass
             to every environment (Minari's ``minari_autoseed``), are ignored with a warning.
         :return: Observations and infos of all environments; where a part is reset, infos of that part.
         :raises ValueError: A bad seed or option; the environments are untouched.
@@ -313,8 +313,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         for env in envs:
             episode = self.episodes[env] = self.sequence.next(env)
             episode.noise_seed = self.sequence.noise_seed(episode, self.tasks[episode.task_index].task_id)
-        for env, (observation, said) in self._start_episodes(envs).items():
-            self._observations[env], self._said[env], self._dones[env] = observation, said, False
+        for env, (observation, reported) in self._start_episodes(envs).items():
+            self._observations[env], self._reported[env], self._dones[env] = observation, reported, False
 
     # ------------------------------------------------------------------ steps
 
@@ -344,7 +344,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
             raise RuntimeError("call reset() before step()")
         if self._dones.any() and self.autoreset_mode == AutoresetMode.DISABLED:
             raise RuntimeError("a finished environment must be reset before it is stepped (autoreset is disabled)")
-        self._asked, self._said = array, [{}] * self.num_envs
+        self._asked, self._reported = array, [{}] * self.num_envs
         begun = np.flatnonzero(self._dones).tolist()  # under NEXT_STEP; their actions are ignored
         if begun:
             self._begin_episodes(begun)
@@ -365,7 +365,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
                 step_infos.append(self._info(env, restarted=True))
                 continue
             result = played[env]
-            self._observations[env], self._said[env] = result.observation, result.said
+            self._observations[env], self._reported[env] = result.observation, result.reported
             self._episode(env).steps += len(result.step_rewards)
             rewards[env] = result.step_rewards.sum()
             terminations[env] = result.success
@@ -391,7 +391,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         finished = np.flatnonzero(done).tolist()
         final_obs = np.full(self.num_envs, None, dtype=object)
         final_info: Infos = {}
-        frames = {} if self.render_mode is None else self._draw(finished)  # the reset takes the last picture away
+        frames = {} if self.render_mode is None else self._draw(finished)  # a reset replaces the last picture
         for env in finished:
             final_obs[env] = self._observations[env]
             if self.render_mode is not None:
@@ -400,12 +400,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         self._begin_episodes(finished)
         for env in finished:
             step_infos[env] = self._info(env, restarted=step_infos[env]["worker_restarted"])
-        return {
-            "final_obs": final_obs,
-            "_final_obs": done.copy(),
-            "final_info": final_info,
-            "_final_info": done.copy(),
-        }
+        return {"final_obs": final_obs, "_final_obs": done.copy(), "final_info": final_info, "_final_info": done.copy()}
 
     def _info(self, env: int, played: Played | None = None, restarted: bool = False) -> dict[str, Any]:
         task = self.task(env)
@@ -416,7 +411,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
             task.task_id,
             task.instruction,
             self._hooks,
-            self._said[env],
+            self._reported[env],
             step_rewards=None if played is None else played.step_rewards,
             success=played is not None and played.success,
             actions=None if played is None else self._asked[env],
@@ -429,9 +424,9 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
 
     def film(self, envs: Iterable[int] = ()) -> None:
         """
-        Also draw environments inside the chunks to come, after each control step: ``inner_frames`` in their infos.
+        Draw environments also inside the next chunks, after each control step: ``inner_frames`` in their infos.
 
-        :param envs: Indices of the environments; none by default. Only they pay for it.
+        :param envs: Indices of the environments, by default none. The others cost no time.
         :raises ValueError: There is no ``render_mode``.
         """
         self._filmed = frozenset(int(env) for env in envs)

@@ -79,6 +79,8 @@ class EpisodeSequence:
 
     def checked_split(self, split: Any) -> str:
         """
+        Check the name of a split.
+
         :param split: Name of a split.
         :return: The same.
         :raises ValueError: There is no such split.
@@ -90,6 +92,8 @@ class EpisodeSequence:
     @staticmethod
     def checked_seed(seed: Any) -> int:
         """
+        Check a seed.
+
         :param seed: A seed.
         :return: The same as an ``int``.
         :raises ValueError: It is no integer, or negative.
@@ -98,7 +102,7 @@ class EpisodeSequence:
 
     def base_seed(self, seed: Any) -> int | None:
         """
-        The one seed that the environments share.
+        Find the one seed that the environments share.
 
         :param seed: What a reset was given: ``None``, a seed s, or one for each environment, which must be
             s, s + 1, ..., s + N - 1 (what Gymnasium and Stable-Baselines3 make of s) or all ``None``.
@@ -148,9 +152,9 @@ class EpisodeSequence:
         elif not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
             raise ValueError(f"reset_mask must be a bool array of shape ({self.num_envs},), got {mask!r}")
         if not mask.any():
-            raise ValueError("reset_mask selects no environment")
+            raise ValueError(f"reset_mask must select at least one environment, got {mask!r}")
         if not mask.all() and split not in (None, self.split):
-            raise ValueError("init_states can only be switched for all environments at once")
+            raise ValueError("init_states can only be switched for all environments at once: leave reset_mask out")
         return mask, split, shard
 
     @property
@@ -160,6 +164,8 @@ class EpisodeSequence:
 
     def number(self, env: int, turn: int) -> int:
         """
+        Compute the global number of an episode.
+
         :param env: Index of the environment.
         :param turn: How many episodes it has begun before.
         :return: Global number of that episode. Later envs come first, as in ``evaluate_policy``.
@@ -168,6 +174,8 @@ class EpisodeSequence:
 
     def place(self, number: int) -> int:
         """
+        Find the task and the initial state of an episode.
+
         :param number: Global number of an episode.
         :return: Which task and initial state of the split's sequence it has: its group's in practice.
         """
@@ -175,6 +183,8 @@ class EpisodeSequence:
 
     def episode(self, number: int) -> Episode:
         """
+        Make an episode from its number.
+
         :param number: Global number of an episode.
         :return: That episode, not begun yet.
         """
@@ -214,6 +224,8 @@ class EpisodeSequence:
 
     def next(self, env: int) -> Episode:
         """
+        Give an environment its next episode.
+
         :param env: Index of the environment.
         :return: The episode that it plays next.
         """
@@ -242,10 +254,10 @@ class EpisodeSequence:
 
     def restart(self, split: str | None = None, seed: int | None = None, shard: tuple[int, int] | None = None) -> None:
         """
-        What a reset of all environments does to the sequence.
+        Start the sequence over, as a reset of all environments does.
 
-        :param split: The split to go on with; ``None``: the same.
-        :param seed: New seed, which starts the training sequence over; ``None``: the same. If the split to go on with
+        :param split: The new split; ``None``: the same.
+        :param seed: New seed, which starts the training sequence over; ``None``: the same. If the new split
             is a held-out one, it becomes the seed of the evaluation as well.
         :param shard: (k, n) leaves only the episodes k, k + n, k + 2n, ... until the next restart; ``None``: all.
         :raises ValueError: A bad seed or split.

@@ -17,7 +17,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     The temporary file lies in the same folder, since ``os.replace`` is atomic only inside one file system.
 
-    :param path: Where the finished file shall be; missing parent folders are made.
+    :param path: Path of the finished file; missing parent folders are made.
     :return: A context manager that yields the path to write to (same suffix, not yet existing).
     :raises OSError: If the folder cannot be made or written.
     """

@@ -56,6 +56,8 @@ def check_hook(
 
 def check_one_env(hook: dict[str, Any] | None, num_envs: int) -> None:
     """
+    Refuse a hook that serves one environment only where there are several.
+
     :param hook: Of :func:`check_hook`.
     :param num_envs: Of the environment.
     :raises ValueError: A class whose ``one_env`` is true (a person with a keyboard) and more than one env.
@@ -66,6 +68,8 @@ def check_one_env(hook: dict[str, Any] | None, num_envs: int) -> None:
 
 def hook_object(hook: dict[str, Any]) -> Any:
     """
+    Look up what a hook's name stands for.
+
     :param hook: Of :func:`check_hook`.
     :return: The class or function it names.
     """

@@ -14,7 +14,10 @@ from rlt_gym.workers.hooks import WorkerHooks
 
 class InProcessVectorEnv(ChunkVectorEnv):
     """
-    A :class:`~rlt_gym.core.chunk_vector_env.ChunkVectorEnv` of which a subclass says what one control step does:
+    A vector environment that runs in this process; a subclass says what one control step does.
+
+    It implements :meth:`_begin`, :meth:`_control_step`, :meth:`_observe` and, for a ``render_mode``, :meth:`_frame`.
+
     :meth:`_begin`, :meth:`_control_step`, :meth:`_observe` and, for a ``render_mode``, :meth:`_frame`.
 
     Hooks are functions. Their "simulator" has ``env``, this environment, and ``index``, the number of the
@@ -39,6 +42,8 @@ class InProcessVectorEnv(ChunkVectorEnv):
 
     def _control_step(self, env: int, action: np.ndarray) -> tuple[float, bool]:
         """
+        Play one control step in one environment.
+
         :param env: Index of the environment.
         :param action: (d,) in [-1, 1].
         :return: The reward, and whether the task is solved.
@@ -47,6 +52,8 @@ class InProcessVectorEnv(ChunkVectorEnv):
 
     def _observe(self, env: int) -> Observation:
         """
+        Observe one environment.
+
         :param env: Index of the environment.
         :return: Its observation, new arrays.
         """
@@ -54,6 +61,8 @@ class InProcessVectorEnv(ChunkVectorEnv):
 
     def _frame(self, env: int) -> np.ndarray:
         """
+        Draw one environment.
+
         :param env: Index of the environment.
         :return: An upright uint8 (H, W, 3) frame.
         """
@@ -64,12 +73,12 @@ class InProcessVectorEnv(ChunkVectorEnv):
         for env in envs:
             self._steps[env] = 0
             self._begin(env)
-            said = self._worker_hooks[env].begin_episode(
+            reported = self._worker_hooks[env].begin_episode(
                 SimpleNamespace(env=self, index=env),
                 self._episode(env).init_index,
                 takeover=self.sequence.split == "train",
             )
-            started[env] = self._observe(env), said
+            started[env] = self._observe(env), reported
         return started
 
     def _play(self, chunks: dict[int, np.ndarray]) -> dict[int, Played]:
@@ -91,8 +100,8 @@ class InProcessVectorEnv(ChunkVectorEnv):
                 break
             if len(rewards) in self._inner_steps and len(rewards) < len(chunk):
                 inner.append(self._observe(env))
-        said = self._worker_hooks[env].end_chunk()
-        return Played(self._observe(env), np.array(rewards, dtype=np.float32), bool(success), inner, said, frames)
+        reported = self._worker_hooks[env].end_chunk()
+        return Played(self._observe(env), np.array(rewards, dtype=np.float32), bool(success), inner, reported, frames)
 
     def _draw(self, envs: Sequence[int]) -> dict[int, np.ndarray]:
         return {env: self._frame(env) for env in envs}

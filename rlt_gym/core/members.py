@@ -54,6 +54,8 @@ class MemberAccess:
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """
+        Read an attribute of every member.
+
         :param name: As for :meth:`call`.
         :return: One value for each member.
         :raises AttributeError: There is none of that name.
@@ -77,7 +79,7 @@ class MemberAccess:
                 raise ValueError(f"the members share {name}: give one value, or {env.num_envs} equal ones")
             values = values[0]
         if name in (*_SPACES, *_OF_THE_VECTOR, *self.per_member, "render"):
-            raise ValueError(f"{name} cannot be set")
+            raise ValueError(f"{name} cannot be set: the environment sets it itself")
         for level in (env, env.unwrapped):
             if hasattr(level, name):
                 setattr(level, name, values)

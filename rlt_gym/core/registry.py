@@ -73,6 +73,8 @@ class Registry:
 
     def remove(self, name: str) -> None:
         """
+        Remove an entry.
+
         :param name: A registered name.
         :raises KeyError: If there is none.
         """

@@ -27,8 +27,9 @@ def _first(info: dict[str, Any]) -> dict[str, Any]:
 
 def arguments_of_one(kwargs: dict[str, Any]) -> dict[str, Any]:
     """
-    Arguments of the vector environment below a :class:`SingleEnv`. Call this first in an entry point of
-    ``gymnasium.make``.
+    Make the arguments of the vector environment below a :class:`SingleEnv`.
+
+    Call this first in an entry point of ``gymnasium.make``.
 
     ``max_episode_steps`` of ``gymnasium.make`` is added to them, so that it counts control steps there as well.
     Gymnasium keeps that argument from entry points and wraps the environment in a ``TimeLimit``, which counts actions,
@@ -67,7 +68,7 @@ class SingleEnv(PickledByArguments, gym.Env):
 
     def __init__(self, env: VectorEnv):
         if env.num_envs != 1 or env.metadata["autoreset_mode"] != AutoresetMode.DISABLED:
-            raise ValueError("SingleEnv needs a vector environment with one member and autoreset disabled")
+            raise ValueError(f"SingleEnv needs a vector environment with one member and autoreset disabled, got {env}")
         self.vector_env = env
         self.observation_space = env.single_observation_space
         self.action_space = env.single_action_space

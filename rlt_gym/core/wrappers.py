@@ -99,6 +99,8 @@ class GripperPenalty(VectorWrapper):
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """
+        Reset the environment and forget the last gripper commands of the episodes that end.
+
         :param seed: As the environment takes it.
         :param options: As the environment takes them.
         :return: Its observations and infos.
@@ -111,6 +113,8 @@ class GripperPenalty(VectorWrapper):
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """
+        Step the environment and subtract the penalty from the rewards.
+
         :param actions: (num_envs, C, d).
         :return: What the environment returned, with the penalty in rewards and infos.
         """

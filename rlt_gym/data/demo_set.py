@@ -124,7 +124,8 @@ def frame_edge(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
         with DemoFile(path) as file:
             for demo in file:
                 return demo.frame_shape[0]
-    raise ValueError(f"{', '.join(str(path) for path in expand_paths(paths))}: no demonstration in these files.")
+    names = ", ".join(str(path) for path in expand_paths(paths))
+    raise ValueError(f"{names}: no demonstration in these files; write some with `rlt collect`.")
 
 
 def load_demo_set(
@@ -183,7 +184,7 @@ def load_demo_set(
                 num_demos += 1
                 num_actions += length
     if not num_demos:
-        raise ValueError(f"{', '.join(files)}: no usable demonstration in these files.")
+        raise ValueError(f"{', '.join(files)}: no usable demonstration in these files; write some with `rlt collect`.")
     width = max(block.shape[1] for block in columns["objects"])
     columns["objects"] = [
         np.pad(block, ((0, 0), (0, width - block.shape[1]), (0, 0)), constant_values=np.nan)

@@ -97,7 +97,7 @@ class LeRobotFolder:
             self.tasks = self._read_tasks()
             self.episodes = self._read_episodes()
         except (OSError, ValueError, KeyError) as error:
-            raise ValueError(f"{self.path}/meta is damaged or incomplete ({error}).") from error
+            raise ValueError(f"{self.path}/meta is damaged or incomplete ({error}); copy the dataset again.") from error
 
     def _find(self, features: Mapping[str, Any], given: dict[str, str]) -> dict[str, str]:
         unknown = sorted(set(given) - set(COLUMNS))
@@ -114,7 +114,10 @@ class LeRobotFolder:
                 )
             shape = tuple(features[name].get("shape", ()))
             if what in SIZES and shape != (SIZES[what],):
-                raise ValueError(f"{self.path}: {name} has shape {shape}; LIBERO's {what} has ({SIZES[what]},).")
+                raise ValueError(
+                    f"{self.path}: {name} has shape {shape}, LIBERO's {what} has ({SIZES[what]},). Name another column "
+                    f"with lerobot_columns={{{what}: NAME}}."
+                )
             found[what] = name
         return found
 
@@ -232,7 +235,7 @@ class LeRobotDemo:
         return int(self.row["episode_index"]) // int(self.folder.info.get("chunks_size", 1000))
 
     def _read(self, *columns: str) -> Any:
-        """The episode's rows of those columns that there are."""
+        """Read those of the columns that the episode's file has."""
         folder, index = self.folder, int(self.row["episode_index"])
         if folder.version == 2:
             where = {"episode_chunk": self._chunk, "episode_index": index}
@@ -246,14 +249,17 @@ class LeRobotDemo:
             filters=[("episode_index", "==", index)],
         )
         if table.num_rows != int(self.row["length"]):
-            raise ValueError(f"{path} has {table.num_rows} rows of episode {index}, not {self.row['length']}.")
+            raise ValueError(
+                f"{path} has {table.num_rows} rows of episode {index}, not {self.row['length']}: copy the dataset "
+                "again."
+            )
         return table.sort_by("frame_index")
 
     def _vectors(self, what: str) -> np.ndarray:
         return np.asarray(self._table[self.folder.columns[what]].to_pylist(), dtype=np.float32)
 
     def _picture(self, cell: Mapping[str, Any]) -> io.BytesIO | Path:
-        """A picture is kept as the bytes of a PNG, or as a path."""
+        """Decode a picture, which is stored as the bytes of a PNG or as a path."""
         return io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else self.folder.path / cell["path"]
 
     def _video(self, column: str) -> Iterator[np.ndarray]:
@@ -274,4 +280,6 @@ class LeRobotDemo:
                 count += 1
                 yield np.asarray(frame)
         if count < length:
-            raise ValueError(f"{path} has {count} frames of episode {index}, its table has {length} rows.")
+            raise ValueError(
+                f"{path} has {count} frames of episode {index}, its table has {length} rows: copy the dataset again."
+            )

@@ -1,4 +1,4 @@
-"""Where large arrays lie: in memory, or in a temporary file that the operating system reads as needed."""
+"""Stores large arrays in memory, or in a temporary file that the operating system reads as needed."""
 
 import math
 import os

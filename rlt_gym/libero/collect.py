@@ -22,16 +22,19 @@ _FIRST_INDEX = SPLIT_SIZES["train"] // 2
 @dataclass
 class CollectConfig:
     """
-    What :func:`collect` does.
+    Settings of :func:`collect`.
 
-    :param suite: LIBERO suite; ``task_ids`` its tasks.
+    :param suite: LIBERO suite.
+    :param task_ids: Tasks of the suite.
     :param demos: Successful demonstrations per task.
     :param out: Folder for one ``<suite>_<task>.hdf5`` per task.
     :param noise: Disturbances of the expert's motion, as a share of the action range; the recorded action is the
         expert's own, undisturbed one, so that demonstrations contain recoveries (DART, arXiv 1703.09327).
     :param speed: Greatest length of the position part of the expert's actions, in (0, 1]. Human demonstrations are
         slower than the expert's 0.9.
-    :param assets: As for ``LIBERO-v0``, likewise ``image_size`` and ``render``.
+    :param assets: As for ``LIBERO-v0``.
+    :param image_size: Side of the pictures in pixels.
+    :param render: ``"exact"``, ``"fast"`` or ``"stock"``, as for ``LIBERO-v0``.
     :param num_envs: Worker processes.
     :param seed: Seed of initial states and disturbances.
     """
@@ -92,7 +95,8 @@ def _collect_task(env: LiberoVectorEnv, task: LiberoTask, config: CollectConfig,
         while writer.num_demos < config.demos:
             if tried >= 2 * config.demos + 2 * env.num_envs:
                 raise RuntimeError(
-                    f"The expert solved {writer.num_demos} of {tried} episodes of {task.name}; giving up"
+                    f"The expert solved only {writer.num_demos} of {tried} episodes of {task.name} (task "
+                    f"{task.task_id}): lower noise, or leave the task out"
                 )
             indices = [
                 _FIRST_INDEX + (config.seed * 1000 + tried + env_id) % _FIRST_INDEX for env_id in range(env.num_envs)

@@ -15,7 +15,7 @@ import numpy as np
 
 def gripper_near_object(simulator: Any, distance: float = 0.1, objects: Sequence[str] | None = None) -> bool:
     """
-    The point between the finger tips has come close to what the task is about.
+    Tell whether the point between the finger tips has come close to an object of the task.
 
     :param simulator: The worker's :class:`~rlt_gym.libero.worker.simulator.LiberoSimulator`.
     :param distance: How close to the origin of the object, meters.

@@ -43,7 +43,7 @@ class DeviceTakeover:
         cls, hold: int = 20, sensitivity: float = 1.0, window: bool = True, realtime: bool = True
     ) -> None:
         """
-        The checks of the constructor, which the environment makes before it starts a worker.
+        Check the constructor's arguments; the environment calls this before it starts a worker.
 
         :param hold: See the class.
         :param sensitivity: See the class.
@@ -68,7 +68,7 @@ class DeviceTakeover:
             )
 
     def _open(self) -> Any:
-        """The robosuite device, listening."""
+        """Open the robosuite device and listen to it."""
         raise NotImplementedError
 
     def _motion(self, state: dict[str, Any]) -> np.ndarray:
@@ -140,8 +140,10 @@ class DeviceTakeover:
 
 class KeyboardTakeover(DeviceTakeover):
     """
-    robosuite's keyboard: w a s d moves in the plane, r f up and down, z x, t g, c v turn, the space bar toggles the
-    gripper, q hands back. It listens to the whole desktop, whichever window has the focus.
+    Takeover by keyboard, through robosuite's device.
+
+    w a s d move in the plane, r f up and down; z x, t g and c v turn; the space bar toggles the gripper, q gives
+    control back. It listens to the whole desktop, whichever window has the focus.
     """
 
     @classmethod

@@ -22,7 +22,7 @@ class Intervenor(Protocol):
 
     def reset(self, simulator: Any, rng: np.random.Generator) -> None:
         """
-        An episode begins. Optional.
+        Prepare for a new episode. Optional.
 
         :param simulator: The worker's :class:`~rlt_gym.libero.worker.simulator.LiberoSimulator`, in the
             episode's first state.
@@ -96,15 +96,15 @@ class Progress:
 
 class ScriptedTakeover:
     """
-    The scripted expert in the place of a human: takes over when things stall, hands back after a while.
+    Lets the scripted expert take over, as a person would, when an episode stalls; it gives control back after a while.
 
-    Its task must be one that there is an expert for: ``rlt_gym.libero.experts.SOLVED_TASKS``.
+    There must be an expert for the task: ``rlt_gym.libero.experts.SOLVED_TASKS``.
 
-    :param stall: Take over after so many control steps without :class:`Progress`; ``None``: never for that.
-    :param deadline: Take over from this control step of the episode on; ``None``: never for that.
+    :param stall: Take over after this many control steps without :class:`Progress`; ``None``: never for this reason.
+    :param deadline: Take over from this control step of the episode on; ``None``: never for this reason.
     :param probability: Share of the episodes in which it takes over once without a reason ...
     :param window: ... at a control step drawn from ``0..window-1``.
-    :param hold: Control steps after which it hands back. Success ends the episode before.
+    :param hold: Control steps after which it gives control back. Success ends the episode before.
     :param max_takeovers: Per episode; ``None``: no limit.
     :param least_progress: See :class:`Progress`, meters.
     :param noise: Disturbances of the expert, see :class:`~rlt_gym.libero.experts.ScriptedExpert`.
@@ -140,7 +140,7 @@ class ScriptedTakeover:
         noise: float = 0.0,
     ) -> None:
         """
-        The checks of the constructor, which the environment makes before it starts a worker.
+        Check the constructor's arguments; the environment calls this before it starts a worker.
 
         :param stall: See the class.
         :param deadline: See the class.

@@ -37,6 +37,8 @@ def make_libero(**kwargs: Any) -> SingleEnv:
 
 def _penalty_arguments(gripper_penalty: float | Mapping[str, Any]) -> dict[str, Any]:
     """
+    Turn the argument ``gripper_penalty`` into arguments of the wrapper.
+
     :param gripper_penalty: The cost, or keyword arguments of :class:`~rlt_gym.core.wrappers.GripperPenalty`.
     :return: The keyword arguments.
     :raises ValueError: An unknown argument, or a value out of range.
@@ -114,7 +116,7 @@ def make_rl_token_libero_vec(
         )
     try:
         raw = env if penalty is None else GripperPenalty(env, **penalty)
-        # Copies load VLA and encoder anew, from what was given: their names, where that is what was given.
+        # Copies load VLA and encoder again, from these arguments: by name if a name was given.
         return RLTokenVectorEnv(raw, loaded, encoder, device).made_by(
             make_rl_token_libero_vec,
             num_envs=num_envs,

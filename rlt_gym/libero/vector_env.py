@@ -41,7 +41,7 @@ def _resident_tasks(num_tasks: int, num_envs: int) -> int:
 
 
 def _frame_of(observation: dict[str, np.ndarray]) -> np.ndarray:
-    """An upright frame from an observation, where the simulator that could draw it is gone."""
+    """Take an upright frame from an observation; the simulator that could draw it is gone."""
     picture = observation["agentview"][::-1]
     index = np.arange(FRAME_SIZE) * len(picture) // FRAME_SIZE
     return picture[index][:, index]
@@ -49,17 +49,17 @@ def _frame_of(observation: dict[str, np.ndarray]) -> np.ndarray:
 
 class LiberoVectorEnv(ChunkVectorEnv):
     """
-    N LIBERO simulators in N processes, stepped together, one message per chunk.
+    Steps N LIBERO simulators together, each in a process that gets one message per chunk.
 
-    Observation (per env): ``agentview`` and ``wrist``, uint8 (S, S, 3) as LIBERO gives them, i.e. upside down, and
+    The observation of each env has ``agentview`` and ``wrist``, uint8 (S, S, 3), upside down as LIBERO gives them, and
     ``proprio``, float32 (8,): gripper position (m), its axis-angle orientation (rad), finger positions (m).
-    Action: float32 (C, 7) in [-1, 1], C control steps of 50 ms; six OSC pose deltas and the gripper (-1 opens, +1
-    closes). Rewards are 1 at success. :class:`~rlt_gym.core.chunk_vector_env.ChunkVectorEnv` says what the infos hold
-    and how chunks and episodes end, :class:`~rlt_gym.core.episodes.EpisodeSequence` which tasks and initial states are
-    played.
+    The action is float32 (C, 7) in [-1, 1], C control steps of 50 ms: six OSC pose deltas and the gripper (-1 opens, +1
+    closes). The reward is 1 at success. :class:`~rlt_gym.core.chunk_vector_env.ChunkVectorEnv` describes the infos and
+    the ends of chunks and episodes, :class:`~rlt_gym.core.episodes.EpisodeSequence` the order of tasks and initial
+    states.
 
-    Workers are supervised. One that dies, hangs, raises or loses its GL context is replaced, and its episode ends as
-    that of a lost simulator.
+    The environment supervises its workers. A worker that dies, hangs, raises or loses its GL context is replaced, and
+    its episode ends as that of a lost simulator.
 
     :param num_envs: Number of simulators.
     :param suite: ``libero_spatial``, ``libero_object``, ``libero_goal``, ``libero_10`` or ``libero_90``.
@@ -83,11 +83,12 @@ class LiberoVectorEnv(ChunkVectorEnv):
     :param render_mode: ``None`` or ``"rgb_array"`` (:meth:`render` gives upright 256-pixel frames).
     :param seed: Seed until :meth:`reset` is given one; ``None``: drawn from the operating system's entropy.
         ``np_random_seed`` is the present one.
-    :param obs_stride: Also observe every so many control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
+    :param obs_stride: Also observe every s control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
     :param intervention: Who may take over, ``"module:Class"`` or ``"module:function"``, see
-        :mod:`rlt_gym.libero.interventions`; ``intervention_kwargs``: its keyword arguments.
-    :param critical_phase: Predicate ``"module:function"``, see :mod:`rlt_gym.libero.critical_phase`;
-        ``critical_phase_kwargs``: its keyword arguments.
+        :mod:`rlt_gym.libero.interventions`.
+    :param intervention_kwargs: Keyword arguments of the class or function.
+    :param critical_phase: Predicate ``"module:function"``, see :mod:`rlt_gym.libero.critical_phase`.
+    :param critical_phase_kwargs: Keyword arguments of the predicate.
     :param autoreset_mode: ``SAME_STEP``; ``NEXT_STEP``; or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
     :param compiled: Whether control steps run through the compiled loop or through robosuite's own, which gives the
         same states some four times slower, to find the cause of a wrong state.
@@ -186,7 +187,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
             float(options.build_timeout),
         )
         self._restarts = self._pool.restarts  # it counts
-        # Build the first tasks side by side. What fails here fails for a reason that a restart does not mend.
+        # Build the first tasks side by side. A restart does not mend what fails here.
         builds = {env: ("build", {"task_id": task}) for env, task in enumerate(first_tasks)}
         _, failures = self._pool.ask(builds, building=True)
         if failures:
@@ -205,8 +206,8 @@ class LiberoVectorEnv(ChunkVectorEnv):
         pending = list(envs)
         while pending:
             answers, failures = self._pool.ask({env: ("reset", self._reset_arguments(env)) for env in pending})
-            for env, (rest, said) in answers.items():
-                started[env] = self._pool.clients[env].pictures.take(rest, 0), said
+            for env, (rest, reported) in answers.items():
+                started[env] = self._pool.clients[env].pictures.take(rest, 0), reported
                 self._lost.discard(env)
             for env, failure in failures.items():
                 self._pool.restart(env, failure)
@@ -229,13 +230,13 @@ class LiberoVectorEnv(ChunkVectorEnv):
 
     def _played(self, env: int, answer: tuple[Any, ...]) -> Played:
         """Read a worker's answer to a chunk, and the pictures that it left in shared memory."""
-        rest, step_rewards, success, inner, said, frames = answer
+        rest, step_rewards, success, inner, reported, frames = answer
         pictures = self._pool.clients[env].pictures
         observations = [pictures.take(inner_rest, slot) for slot, inner_rest in enumerate(inner, start=1)]
-        return Played(pictures.take(rest, 0), step_rewards, success, observations, said, frames)
+        return Played(pictures.take(rest, 0), step_rewards, success, observations, reported, frames)
 
     def _draw(self, envs: Sequence[int]) -> dict[int, np.ndarray]:
-        """Frames of upright 256 pixels; an env that cannot draw one any more loses its episode in the next step."""
+        """Draw upright frames of 256 pixels; an env that cannot draw any more loses its episode in the next step."""
         answers, failures = self._pool.ask({env: ("render", {}) for env in envs if env not in self._lost})
         self._replace(failures)
         return {
@@ -253,9 +254,10 @@ class LiberoVectorEnv(ChunkVectorEnv):
 
     def call_workers(self, function: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
         """
-        Run ``module:name`` of this package on the simulators, e.g. to record a scripted expert. The episodes that the
-        simulators were playing are lost: call :meth:`reset` before the next :meth:`step`. A call may play a whole
-        episode, so it may take ten times ``worker_timeout``.
+        Run a function ``module:name`` of this package on the simulators, e.g. to record a scripted expert.
+
+        The episodes that the simulators were playing are lost: call :meth:`reset` before the next :meth:`step`. A call
+        may play a whole episode, so it may take ten times ``worker_timeout``.
 
         :param function: Its first parameter is the worker's simulator.
         :param arguments: One dict per worker used (at most ``num_envs``): ``task_id`` and ``arguments``.
@@ -275,7 +277,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
         """
         End the workers. ``close()`` is idempotent.
 
-        :param kwargs: Ignored; Gymnasium hands on what ``close`` was given.
+        :param kwargs: Ignored; Gymnasium passes the arguments of ``close``.
         """
         if hasattr(self, "_pool"):
             self._pool.close()

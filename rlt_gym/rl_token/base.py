@@ -15,8 +15,10 @@ Self = TypeVar("Self")
 @runtime_checkable
 class Encoder(Protocol):
     """
-    Makes ``z_rl`` from a VLA's output. An environment never trains its encoder: loading puts an encoder that is a
-    ``torch.nn.Module`` into evaluation mode and switches its gradients off.
+    Makes ``z_rl`` from a VLA's output.
+
+    An environment never trains its encoder: loading puts an encoder that is a ``torch.nn.Module`` into evaluation mode
+    and switches its gradients off.
     """
 
     @property

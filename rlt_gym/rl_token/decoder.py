@@ -12,7 +12,7 @@ from rlt_gym.rl_token.encoder import Layer, RLTokenConfig
 
 class RLTokenDecoder(nn.Module):
     """
-    Eq. (2): teacher-forced reconstruction of the tokens from ``z_rl`` and the tokens before.
+    Reconstructs each token from ``z_rl`` and the tokens before it, with teacher forcing (eq. 2).
 
     :param config: Architecture (shared with the encoder).
     """
@@ -59,7 +59,7 @@ class RLTokenDecoder(nn.Module):
 
 def reconstruction_loss(prediction: torch.Tensor, z: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
     """
-    L_ro of eq. (2).
+    Compute the loss L_ro of eq. (2).
 
     :param prediction: (B, N, H).
     :param z: Targets (B, N, H); no gradient flows into them.

@@ -1,4 +1,4 @@
-"""``rlt encode-demos``: demonstrations as the frozen VLA and the RL token see them, for mixing into online training."""
+"""``rlt encode-demos``: writes demonstrations as rows of RL tokens and reference chunks, for online training."""
 
 import json
 import warnings
@@ -31,7 +31,7 @@ FORMAT = "rlt-transitions-1"
 @dataclass
 class EncodeDemosConfig:
     """
-    What :func:`encode_demos` does.
+    Settings of :func:`encode_demos`.
 
     :param demos: Demonstration files of ``rlt collect`` or of LIBERO itself, glob patterns or folders; folders of
         LeRobot datasets (versions 2 and 3, with the extra ``lerobot``).
@@ -152,7 +152,8 @@ def encode_demos(config: EncodeDemosConfig, vla: FrozenVLA | None = None, encode
             for key, value in rows.items():
                 columns.setdefault(key, []).append(value)
     if not columns or not sum(int((steps > 0).sum()) for steps in columns["chunk_steps"]):
-        raise ValueError(f"Nothing in {', '.join(source.name for source in sources)} gives a row: no demonstrations?")
+        names = ", ".join(source.name for source in sources)
+        raise ValueError(f"No demonstration in {names} gives a row: collect some with `rlt collect`.")
     arrays = {key: np.ascontiguousarray(np.concatenate(parts)) for key, parts in columns.items()}
     provenance: dict[str, Any] = {
         "config": asdict(config),
@@ -185,7 +186,7 @@ class _Source:
 
 
 def _sources(config: EncodeDemosConfig) -> list[_Source]:
-    """Everything that was asked for, in the order of ``task_ids``; nothing but headers has been read."""
+    """Find the requested demonstrations, in the order of ``task_ids``; only headers are read."""
     folders = [Path(name) for name in config.demos if is_lerobot(Path(name))]
     files = [name for name in config.demos if not is_lerobot(Path(name))]
     sources = []

@@ -1,4 +1,4 @@
-"""A vector environment seen through a frozen VLA, as a small continuous-control task."""
+"""A vector environment whose observations are a frozen VLA's RL tokens and reference chunks."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
     """
-    Replaces the pictures of a raw vector environment by what stage 2 of the RL-token method reads: ``z_rl`` (D,),
-    ``vla_ref`` (C, d), the first C actions of the VLA's chunk, and raw ``proprio`` (P,), all float32.
+    Turns the pictures of a raw vector environment into RL tokens and the VLA's reference chunks.
+
+    Observations are what stage 2 of the RL-token method reads: ``z_rl`` (D,), ``vla_ref`` (C, d), the first C actions
+    of the VLA's chunk, and raw ``proprio`` (P,), all float32.
 
     ``env.metadata["robot"]`` (:class:`~rlt_gym.core.robot_spec.RobotSpec`) says which cameras there are, how many
     numbers ``proprio`` has and how many an action has; the VLA gets the pictures that its own specification names.
-    Every row of a forward pass has its own seed, from the episode's ``noise_seed`` and its control steps
+    Each row of a forward pass gets a seed computed from the episode's ``noise_seed`` and its control steps
     (:func:`~rlt_gym.vla.base.forward_seed`).
 
     VLA and encoder run once per vector step, on one batch that holds the N observations and the final observations of
@@ -35,10 +37,10 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
 
     If the raw environment observes inside the chunks (``obs_stride``), those observations go into the same batch, and
     ``info["inner_obs"]`` has them in this environment's form: ``z_rl`` (N, n, D), ``vla_ref`` (N, n, C, d), ``proprio``
-    (N, n, P), zeros where ``info["inner_count"]`` says that there are none.
+    (N, n, P), zeros beyond ``info["inner_count"]``.
 
-    Where the raw environment's infos have ``critical_phase``, the VLA's own chunk is played instead of the action until
-    it is true.
+    If the raw environment's infos have ``critical_phase``, the VLA's own chunk is played instead of the action until
+    ``critical_phase`` is true.
 
     ``metadata["fingerprint"]`` has the hashes of ``"vla"`` and ``"rl_token"``: runs compare them with what they were
     trained on.
@@ -51,7 +53,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
     :raises ValueError: If VLA, encoder and environment do not fit together.
     """
 
-    #: What Gymnasium reads before there is an environment; the environment's own metadata say more.
+    #: Gymnasium reads this before there is an environment, whose own metadata have more entries.
     metadata: dict[str, Any] = ChunkVectorEnv.metadata
 
     def __init__(self, env: VectorEnv, vla: "FrozenVLA", encoder: "Encoder", device: str = "cpu") -> None:
@@ -86,7 +88,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
         self.single_action_space = spaces.Box(-1.0, 1.0, shape, np.float32)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        # what the last info of each env said; a partial reset reports on some envs only
+        # what the last info of each env reported; a partial reset reports on some envs only
         self._instruction = [""] * self.num_envs
         self._seed_key = np.zeros((self.num_envs, 2), dtype=np.int64)
         self._critical = np.ones(self.num_envs, dtype=bool)
@@ -180,7 +182,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
     def _features(
         self, batches: Sequence[Mapping[str, np.ndarray]], tasks: Sequence[str], seed_keys: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """One forward pass over all rows of ``batches``; the arrays are new ones."""
+        """Run one forward pass over all rows of ``batches``; the arrays are new ones."""
         joined = {key: np.concatenate([batch[key] for batch in batches]) for key in (*self._cameras, "proprio")}
         proprio = joined.pop("proprio").astype(np.float32)
         seeds = [forward_seed(noise_seed, step) for noise_seed, step in seed_keys.tolist()]
@@ -232,7 +234,7 @@ def _check_environment(env: VectorEnv, spec: "VLASpec") -> tuple[str, ...]:
 
 
 def _read_infos(infos: Mapping[str, Any], tasks: list[str], seed_keys: np.ndarray) -> None:
-    """Copy instruction and (noise_seed, episode_steps) of the environments that ``infos`` has something of."""
+    """Copy instruction and (noise_seed, episode_steps) of those environments that ``infos`` describes."""
     if "instruction" not in infos:
         return
     missing = [key for key in ("noise_seed", "episode_steps") if key not in infos]

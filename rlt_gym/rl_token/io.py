@@ -83,8 +83,9 @@ def load_rl_token(
 
 def frozen_fingerprint(vla: FrozenVLA, encoder: Encoder) -> dict[str, str]:
     """
-    Hashes of the weights on which observations depend. A policy must not be used with other weights than it was trained
-    with.
+    Hash the weights on which observations depend.
+
+    A policy must not be used with other weights than those it was trained with.
 
     :param vla: The frozen VLA.
     :param encoder: The RL-token encoder.
@@ -100,7 +101,7 @@ def save_rl_token(
     provenance: dict[str, Any] | None = None,
 ) -> None:
     """
-    Write encoder (and decoder) as float16 safetensors with architecture and VLA fingerprint, provenance as JSON beside.
+    Write encoder (and decoder) as float16 safetensors with architecture and VLA fingerprint, and provenance as JSON.
 
     :param path: A name that ends in ``.safetensors``.
     :param encoder: The encoder.
@@ -165,7 +166,7 @@ def _read(path: Path) -> RLTokenEncoder:
 
 def shipped_rl_token(vla: FrozenVLA | None) -> RLTokenEncoder:
     """
-    The RL token that was shipped for a VLA, from the folders that registered VLAs name.
+    Find the RL token that was shipped for a VLA, in the folders that registered VLAs name.
 
     :param vla: The VLA.
     :return: The encoder.
@@ -185,7 +186,7 @@ def shipped_rl_token(vla: FrozenVLA | None) -> RLTokenEncoder:
 
 
 def _shipped() -> Iterator[tuple[Path, dict[str, str]]]:
-    """Files of RL tokens with their metadata."""
+    """Find the files of RL tokens that were shipped, with their metadata."""
     for path in (path for folder in encoder_folders() for path in sorted(folder.glob("*.safetensors"))):
         try:
             with safe_open(path, framework="pt") as file:

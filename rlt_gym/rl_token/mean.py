@@ -1,4 +1,4 @@
-"""Instead of an RL token: the mean of the frozen VLA's picture tokens, for which nothing was trained."""
+"""An untrained replacement of the RL token: the mean of the frozen VLA's picture tokens."""
 
 import torch
 from torch import nn
@@ -10,10 +10,10 @@ from rlt_gym.vla.base import FrozenVLA, VLAOutput, fingerprint
 
 class MeanToken(nn.Module):
     """
-    Stands where :class:`~rlt_gym.rl_token.encoder.RLTokenEncoder` does (ablation "no RL token").
+    Replaces :class:`~rlt_gym.rl_token.encoder.RLTokenEncoder` (ablation "no RL token").
 
-    The paper's ablation reads a ResNet trained on ImageNet instead of the token; this one reads what the VLA itself has
-    made of the pictures, averaged over their places.
+    The paper's ablation reads a ResNet trained on ImageNet instead of the token; this one averages what the VLA itself
+    has computed from the pictures.
 
     :param token_dim: Width H of the VLA's tokens.
     """
@@ -52,7 +52,7 @@ class MeanToken(nn.Module):
         Refuse a VLA whose tokens have another width.
 
         :param vla: The VLA to use it with.
-        :raises ValueError: If that one's tokens have another width.
+        :raises ValueError: If the VLA's tokens have another width.
         """
         if vla.spec.token_dim != self.token_dim:
             raise ValueError(

@@ -27,12 +27,12 @@ from rlt_gym.vla.registry import load_vla
 @dataclass
 class PretrainTokenConfig:
     """
-    What :func:`pretrain_token` does.
+    Settings of :func:`pretrain_token`.
 
     :param demos: Demonstration files, glob patterns or folders.
     :param vla: The frozen policy: a name of ``rlt list``, or the path of a file that ``rlt train-vla`` wrote (any other
         VLA is an argument of :func:`pretrain_token` itself).
-    :param output: ``.safetensors`` file to write; the report goes beside it with suffix ``.json``.
+    :param output: ``.safetensors`` file to write; the report has the same name with suffix ``.json``.
     :param z_dim: Width of the RL token, ``None`` = the VLA's width.
     :param width: Width of encoder and decoder; ``None`` = the VLA's width.
     :param layers: Layers of each.
@@ -50,7 +50,7 @@ class PretrainTokenConfig:
     :param max_demos: Most demonstrations per task; ``None`` = all.
     :param image_size: Frames are average-pooled to this edge in pixels while they are loaded; ``None`` = to the size to
         which the VLA resizes them, if it says so and if that divides their own, else not at all.
-    :param memory_limit: Most GiB of memory for the frames of a camera, and for the tokens; larger arrays lie in a
+    :param memory_limit: Most GiB of memory for the frames of a camera, and for the tokens; larger arrays go to a
         temporary file.
     :param scratch: Folder of these files; ``None`` = the folder of ``output``.
     :param bfloat16: Train under bfloat16 autocast; ``None`` = if ``device`` has it in hardware.

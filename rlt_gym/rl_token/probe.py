@@ -1,4 +1,4 @@
-"""Measures of an RL token: how well the tokens, and the positions of objects, can be computed from it."""
+"""Measures how well the VLA's tokens and the positions of objects can be computed from an RL token."""
 
 import numpy as np
 import torch
@@ -13,9 +13,11 @@ def evaluate_token(
     encoder: RLTokenEncoder, decoder: RLTokenDecoder, cache: TokenCache, train_rows: np.ndarray, held_rows: np.ndarray
 ) -> dict[str, float]:
     """
-    Mean squared errors on held-out rows, in standardized token units. ``z_only`` blanks every earlier token, so that it
-    measures ``z_rl`` alone; ``shuffled`` gives each row another row's ``z_rl``; ``position_mean`` predicts each place's
-    mean over the training rows and is what a token without information reaches.
+    Compute mean squared errors on held-out rows, in standardized token units.
+
+    ``z_only`` blanks every earlier token, so that it measures ``z_rl`` alone. ``shuffled`` gives each row another row's
+    ``z_rl``. ``position_mean`` predicts each place's mean over the training rows, which is what a token without
+    information reaches.
 
     :param encoder: The encoder.
     :param decoder: Its decoder.
@@ -57,8 +59,9 @@ def probe_objects(
     encoder: RLTokenEncoder, cache: TokenCache, data: DemoSet, train_rows: np.ndarray, held_rows: np.ndarray
 ) -> dict[str, float]:
     """
-    Held-out R2 of ridge regressions to object positions. Compare ``z_rl`` with ``proprio``: the arm's position
-    alone predicts a part of them.
+    Compute held-out R2 of ridge regressions to object positions.
+
+    Compare ``z_rl`` with ``proprio``: the arm's position alone predicts a part of them.
 
     :param encoder: The encoder.
     :param cache: Tokens.

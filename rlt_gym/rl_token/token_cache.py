@@ -1,4 +1,4 @@
-"""A frozen VLA's tokens of demonstrations, computed once."""
+"""Computes a frozen VLA's tokens of demonstrations once."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -13,8 +13,9 @@ from gymnasium.vector.utils import batch_space
 
 def check_vector_env(env: VectorEnv, n_steps: int = 60, seed: int = 0) -> None:
     """
-    Check what RLT (and Gymnasium 1.x) expect of a chunked vector env in SAME_STEP mode; Gymnasium checks single
-    environments only.
+    Check what RLT and Gymnasium 1.x expect of a chunked vector env in SAME_STEP mode.
+
+    Gymnasium's own checker takes single environments only.
 
     Two equal rollouts with random chunks are made. Checked are: the spaces, types and shapes; that every observation
     (final ones too) lies in its space; that returned objects are new ones; ``final_obs``/``final_info`` and their

@@ -47,10 +47,10 @@ class _FakeVectorEnv(InProcessVectorEnv):
         environments draw one (``None``)
     :param autoreset_mode: SAME_STEP, NEXT_STEP or DISABLED
     :param render_mode: None or "rgb_array"
-    :param obs_stride: also observe every so many control steps inside a chunk, see ``LIBERO-v0``
+    :param obs_stride: control steps between observations inside a chunk, see ``LIBERO-v0``
     :param intervention: ``f(simulator, proposed, step)``, as for ``LIBERO-v0``; the "simulator" has ``env`` and
         ``index``, the number of the sub-environment
-    :param critical_phase: ``f(simulator)``, likewise
+    :param critical_phase: ``f(simulator)``, as for ``intervention``
     :raises ValueError: for values that do not fit
     """
 
@@ -90,6 +90,8 @@ class _FakeVectorEnv(InProcessVectorEnv):
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """
+        Begin new episodes.
+
         :param seed: one seed s (sub-environment i gets s + i) or the list of them
         :param options: see :class:`~rlt_gym.core.chunk_vector_env.ChunkVectorEnv`
         :return: observations and infos
@@ -109,8 +111,9 @@ class _FakeVectorEnv(InProcessVectorEnv):
 
 class FakeLiberoVectorEnv(_FakeVectorEnv):
     """
-    Has the spaces, infos and automatic resets of ``LIBERO-v0``; observations are counters, so that an error by one
-    shows.
+    A stand-in with the spaces, infos and automatic resets of ``LIBERO-v0``.
+
+    Observations are counters, so that an error by one shows.
 
     ``agentview`` is filled with the number of control steps of the episode (mod 256), ``wrist`` with ``init_index``,
     ``proprio`` is (control steps, init_index, sub-environment, 0, ...). Actions do nothing: episodes with an even
@@ -131,7 +134,7 @@ class FakeLiberoVectorEnv(_FakeVectorEnv):
     :param success_step: see above
     :param obs_stride: see ``LIBERO-v0``
     :param intervention: ``f(simulator, proposed, step)`` as for ``LIBERO-v0``; "simulator" has ``env`` and ``index``
-    :param critical_phase: ``f(simulator)``, likewise
+    :param critical_phase: ``f(simulator)``, as for ``intervention``
     """
 
     def __init__(
@@ -203,7 +206,7 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
     :param token_dim: size of ``z_rl``
     :param obs_stride: see ``LIBERO-v0``
     :param intervention: ``f(simulator, proposed, step)`` as for ``LIBERO-v0``; "simulator" has ``env`` and ``index``
-    :param critical_phase: ``f(simulator)``, likewise
+    :param critical_phase: ``f(simulator)``, as for ``intervention``
     """
 
     SPEED = 0.1
@@ -254,8 +257,8 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
         :raises ValueError: for a wrong shape or numbers that are not finite; nothing is executed then
         """
         chunks = self._checked_actions(actions)
-        for env, said in enumerate(self._said):
-            if not said.get("critical_phase", True):
+        for env, reported in enumerate(self._reported):
+            if not reported.get("critical_phase", True):
                 chunks[env] = self._observations[env]["vla_ref"]
         return super().step(chunks)
 

@@ -1,10 +1,10 @@
 """
 The contract between a frozen vision-language-action policy (VLA) and the rest of the package.
 
-Its limits: an action chunk has at least as many control steps as the environment plays of it, every action has as many
-numbers as the robot takes, and every number is a float32 in [-1, 1]. The observation has the pictures and the
-proprioception of the robot (:class:`~rlt_gym.core.robot_spec.RobotSpec`), unchanged; LIBERO's robot has two cameras,
-8 numbers of proprioception and 7 numbers per action. :meth:`VLASpec.check_robot` refuses a VLA that does not fit.
+The contract requires: an action chunk has at least as many control steps as the environment plays, every action has
+as many numbers as the robot takes, and every number is a float32 in [-1, 1]. The observation has the pictures and the
+proprioception of the robot (:class:`~rlt_gym.core.robot_spec.RobotSpec`), unchanged; LIBERO's robot has two cameras, 8
+numbers of proprioception and 7 numbers per action. :meth:`VLASpec.check_robot` refuses a VLA that does not fit.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class VLASpec:
     :param stochastic: Whether the chunk depends on ``seed``.
     :param cameras: Keys of the pictures that it reads from the observation.
     :param image_size: Edge in pixels to which it resizes frames before it reads them, so that larger ones tell it
-        nothing more; ``None`` = not said.
+        nothing more; ``None`` = unknown.
     :param assets: Kind of simulation assets it was trained on (``"embedded"``, ``"official"``), so that a benchmark can
-        warn about others; ``None`` = not said.
+        warn about others; ``None`` = unknown.
     :param frame_size: Edge in pixels of the frames that it needs, if it is not ``image_size``: an environment draws
         frames of this size. ``None`` = ``image_size`` and larger.
     :param state_dim: Numbers P of ``state`` that it needs; ``None`` = any.
@@ -67,11 +67,11 @@ class VLASpec:
         """
         Refuse a robot whose observations or actions do not fit this VLA.
 
-        :param robot: What has them, for the message, e.g. ``"the robot 'panda'"``.
+        :param robot: Name of the robot, for the message, e.g. ``"the robot 'panda'"``.
         :param cameras: Keys of its pictures.
         :param state_dim: Numbers of its proprioception.
         :param action_dim: Numbers per action.
-        :raises ValueError: If a camera is missing, or a number of numbers differs.
+        :raises ValueError: If a camera is missing, or the state or the action has another size.
         """
         unknown = [camera for camera in self.cameras if camera not in cameras]
         problem = None
@@ -161,7 +161,7 @@ class VLAOutput:
 @runtime_checkable
 class FrozenVLA(Protocol):
     """
-    A policy that is only read, never trained.
+    A policy that is used but never trained.
 
     ``forward`` takes one batch with one instruction per row and must give each row the same result whatever the other
     rows are. Each VLA flips and resizes frames, tokenizes and normalizes by itself, and undoes the normalization of
@@ -209,14 +209,15 @@ class FrozenVLA(Protocol):
 
 class VLAUnavailableError(ConnectionError):
     """
-    A VLA that runs elsewhere cannot be reached. What was played and learned before is good: a run saves it and can be
-    resumed.
+    A VLA that runs elsewhere cannot be reached.
+
+    What was played and learned before is good: a run saves it and can be resumed.
     """
 
 
 def forward_seed(noise_seed: int, step: int) -> int:
     """
-    What :meth:`FrozenVLA.forward` gets as the seed of a row.
+    Compute the seed that :meth:`FrozenVLA.forward` gets for a row.
 
     :param noise_seed: What the infos of the environment say about the episode.
     :param step: Control steps of the episode before the observation.

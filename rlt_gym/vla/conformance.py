@@ -56,7 +56,7 @@ def check_vla_outputs(
 
 
 def _check_tokens(vla: FrozenVLA, output: VLAOutput) -> None:
-    """What :meth:`VLAOutput.check` leaves open, since it runs at every step."""
+    """Check the rest of what :meth:`VLAOutput.check` checks, which runs at every step and must be quick."""
     limit, device = vla.spec.max_tokens, torch.empty(0, device=vla.device).device
     count = output.tokens.shape[1]
     _require(vla, limit is None or count <= limit, f"there are {count} tokens, more than spec.max_tokens = {limit}")

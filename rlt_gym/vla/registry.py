@@ -151,7 +151,7 @@ def load_vla(vla: str | os.PathLike[str] | FrozenVLA = "mini", device: torch.dev
 
 
 def _reader(path: Path) -> Entry:
-    """What reads the file, by the format in its metadata."""
+    """Find what reads the file, by the format in its metadata."""
     advice = "train one with `rlt train-vla`, or name another file."
     if not path.is_file():
         raise ValueError(f"There are no VLA weights at {path}; {advice}")

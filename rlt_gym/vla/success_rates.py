@@ -61,7 +61,7 @@ def success_rates(
 
 
 def _play(vla: FrozenVLA, env: VectorEnv, n_states: int, seed: int) -> tuple[str, dict[int, int | None]]:
-    """The task's instruction, and control steps to success of each initial state, ``None`` for a failure."""
+    """Play a task; return its instruction and each state's control steps to success, ``None`` for a failure."""
     steps: dict[int, int | None] = {}
     obs, infos = env.reset(seed=seed)
     instruction = str(infos["instruction"][0])

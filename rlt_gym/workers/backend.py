@@ -52,6 +52,8 @@ class Simulator(Protocol):
 
     def episode_seed(self, split: str, index: int) -> int:
         """
+        Compute the seed of an episode.
+
         :param split: As in :meth:`reset`.
         :param index: As in :meth:`reset`.
         :return: Seed of that episode. The randomness of hooks comes from it too.
@@ -73,6 +75,8 @@ class Simulator(Protocol):
 
     def frame(self, size: int) -> np.ndarray:
         """
+        Draw the scene for people.
+
         :param size: Side in pixels.
         :return: Upright picture of the scene for people, uint8 (size, size, 3).
         """
@@ -80,20 +84,25 @@ class Simulator(Protocol):
 
     def close(self) -> None:
         """
-        Free what only one simulator of a process may have at a time (a GL context). Called when another task's turn
-        comes; a later :meth:`reset` may use the simulator again.
+        Free what only one simulator of a process may have at a time (a GL context).
+
+        Called when another task's turn comes; a later :meth:`reset` may use the simulator again.
         """
         ...
 
 
 class Backend(Protocol):
     """
-    Makes the simulators of one process. It is constructed with the keyword arguments of its settings, in every process
-    anew, and may change the process for all that comes after (environment variables, import settings).
+    Makes the simulators of one process.
+
+    It is constructed with the keyword arguments of its settings, in every process anew, and may change the process for
+    all that comes after (environment variables, import settings).
     """
 
     def make(self, task_id: int) -> Simulator:
         """
+        Build the simulator of a task.
+
         :param task_id: Number of the task.
         :return: Its simulator, which has not played yet.
         """
@@ -101,7 +110,7 @@ class Backend(Protocol):
 
     def warm_up(self, task_id: int) -> Simulator:
         """
-        Called in the zygote, whose forks share what it has in memory.
+        Build a simulator in the zygote, whose forks share its memory.
 
         :param task_id: Number of the task.
         :return: The same as :meth:`make`, after a step was played: all code is compiled and loaded. It must have no
@@ -161,7 +170,9 @@ def load_backend(settings: dict[str, Any]) -> Backend:
 
 def backend_key(settings: dict[str, Any]) -> str:
     """
+    Make the key under which simulators of equal backends are shared.
+
     :param settings: Of :func:`backend_settings`.
-    :return: Equal for backends whose simulators can stand for each other.
+    :return: Equal for backends whose simulators can replace each other.
     """
     return json.dumps(settings, sort_keys=True)

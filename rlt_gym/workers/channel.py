@@ -38,6 +38,8 @@ class _Pickler(pickle.Pickler):
 
 def encode(message: Any) -> bytes:
     """
+    Pickle a message.
+
     :param message: Anything picklable whose classes both sides have.
     :return: A pickle that any numpy can read.
     """
@@ -58,6 +60,8 @@ class Channel:
 
     def send(self, message: Any, timeout: float | None = None) -> None:
         """
+        Send a message.
+
         :param message: As for :func:`encode`.
         :param timeout: Seconds; ``None``: without end.
         :raises OSError: The other end is gone, or did not read for ``timeout`` seconds (``socket.timeout``).

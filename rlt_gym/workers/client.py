@@ -20,10 +20,11 @@ from rlt_gym.workers.shared_memory import SharedPictures, anonymous_file
 @dataclass(frozen=True)
 class Limit:
     """
-    How long to wait for an answer, from now on.
+    How long to wait for an answer.
 
-    :param seconds: So long.
-    :param setting: What decided that, for messages.
+    :param seconds: Time to wait.
+    :param setting: The setting that gives this time, for messages.
+    :param began: When the waiting began, in seconds of ``time.monotonic``.
     """
 
     seconds: float
@@ -103,6 +104,8 @@ class WorkerClient:
 
     def limit(self, patience: float = 1.0, building: bool = False) -> Limit:
         """
+        Compute the time limit of an answer.
+
         :param patience: How many times the usual timeout to wait.
         :param building: Whether simulators are built for the first time.
         :return: The time that an answer may take from now on.
@@ -114,7 +117,7 @@ class WorkerClient:
 
     def fileno(self) -> int:
         """
-        What ``select.poll`` watches for an answer.
+        Return what ``select.poll`` watches for an answer.
 
         :return: Descriptor of the socket, -1 once closed.
         """

@@ -1,7 +1,7 @@
 """Which OpenGL the workers draw with: the GPU through EGL where that works, OSMesa on the CPU otherwise.
 
 Decided once, before a worker starts: MuJoCo and PyOpenGL bind to one of them when they are imported. The trial runs in
-a process of its own, so that no GL library comes into the one that trains.
+a separate process, so that no GL library is loaded into the training process.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _MAX_DEVICES = 64
 @dataclass(frozen=True)
 class GLChoice:
     """
+    How to draw: the library and the device.
+
     :param backend: Value of ``MUJOCO_GL``.
     :param egl_device: Index of the EGL device (``MUJOCO_EGL_DEVICE_ID``), or ``None`` for the first that works.
     """
@@ -61,7 +63,7 @@ def cuda_index(environment: Mapping[str, str]) -> int:
 
 def egl_index(cuda: int, cuda_of_egl: Sequence[int | None]) -> int | None:
     """
-    EGL counts devices in an order of its own, software ones included.
+    EGL counts devices in another order than CUDA, and includes software devices.
 
     :param cuda: Number of the GPU in CUDA's order.
     :param cuda_of_egl: For each EGL device its CUDA number, or ``None`` if it has none.
@@ -99,7 +101,7 @@ def query_cuda_indices(egl: Any) -> list[int | None]:
 
 def main(argument: str) -> None:
     """
-    The trial: ``launch.py rlt_gym.workers.gl CUDA_INDEX`` prints what it found as JSON.
+    Run the trial: ``launch.py rlt_gym.workers.gl CUDA_INDEX`` prints what it found as JSON.
 
     :param argument: Number of the GPU in CUDA's order.
     """
@@ -125,6 +127,8 @@ def main(argument: str) -> None:
 @functools.lru_cache(maxsize=None)
 def try_egl(python: str, cuda: int) -> dict[str, Any]:
     """
+    Try to draw on a GPU, in a process that may crash.
+
     :param python: Interpreter of the workers.
     :param cuda: GPU to draw on, in CUDA's order.
     :return: ``ok``; the EGL ``device`` index; ``cuda`` numbers of all EGL devices; ``renderer`` or ``error``.

@@ -33,7 +33,7 @@ def load_hook(hook: dict[str, Any] | Callable[..., Any]) -> tuple[Any, Callable[
 
 class WorkerHooks:
     """
-    Asks the hooks of one worker and keeps what they said.
+    Asks the hooks of one worker and keeps their answers.
 
     :param action_size: Numbers in the action of a control step.
     :param intervention: Of :func:`rlt_gym.core.hooks.check_hook`, a function, or ``None``.
@@ -63,6 +63,8 @@ class WorkerHooks:
 
     def begin_episode(self, simulator: Any, seed: int, takeover: bool = True) -> dict[str, Any]:
         """
+        Prepare the hooks for an episode.
+
         :param simulator: The simulator, just reset; hooks get it as their first argument.
         :param seed: Of the episode; the intervenor's randomness comes from it.
         :param takeover: Whether anybody may take over in this episode.
@@ -104,6 +106,8 @@ class WorkerHooks:
 
     def end_chunk(self) -> dict[str, Any]:
         """
+        Collect what the hooks did in a chunk.
+
         :return: What the info says about the chunk just played: ``executed_actions`` (k, 7) and ``intervention`` (k,)
             of the executed steps; ``critical_chunk``, ``critical_phase``.
         """

@@ -28,7 +28,7 @@ def available_memory(root: str = "/") -> int:
 
 
 def _left_in_groups(base: Path) -> Iterator[int]:
-    """What each control group above this process leaves, of those that have a limit."""
+    """Read what each control group above this process leaves, of those that have a limit."""
     for line in _read(base / "proc/self/cgroup").splitlines():
         _, controllers, path = (line + "::").split(":")[:3]
         if controllers and "memory" not in controllers.split(","):
@@ -53,6 +53,6 @@ def _read(path: Path) -> str:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """The lines ``name number ...`` of a file."""
+    """Read the lines ``name number ...`` of a file."""
     words = (line.split() for line in _read(path).splitlines())
     return {entry[0]: int(entry[1]) for entry in words if len(entry) > 1 and entry[1].isdigit()}

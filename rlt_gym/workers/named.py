@@ -12,6 +12,8 @@ from typing import Any
 
 def split_name(target: Any, allowed: str) -> tuple[str, str]:
     """
+    Split a name ``"module:name"``.
+
     :param target: What was given as a name.
     :param allowed: What is allowed, for errors.
     :return: Module and attribute of ``"module:name"``.
@@ -21,12 +23,14 @@ def split_name(target: Any, allowed: str) -> tuple[str, str]:
         raise ValueError(allowed)
     module, name = target.split(":")
     if module == "__main__":
-        raise ValueError(f"{allowed}: workers cannot import a script that is running, put it into a module of its own")
+        raise ValueError(f"{allowed}: workers cannot import a script that is running, put it into a separate module")
     return module, name
 
 
 def check_sendable(what: str, kwargs: dict[str, Any]) -> None:
     """
+    Check that arguments can be sent to a worker.
+
     :param what: Name of these arguments, for errors.
     :param kwargs: Keyword arguments for something in a worker.
     :raises ValueError: JSON cannot hold them.
@@ -41,6 +45,8 @@ def check_sendable(what: str, kwargs: dict[str, Any]) -> None:
 
 def import_folder(module: str, file: str | None) -> str | None:
     """
+    Find the folder that a worker needs on ``sys.path`` to import a module.
+
     :param module: Name of a module.
     :param file: Its file, if it has one.
     :return: The folder that must be on ``sys.path`` to import it; ``None`` for a module of this package.
@@ -69,6 +75,8 @@ def load_named(entry: dict[str, Any]) -> Any:
 
 def checked_int(name: str, value: Any, low: int, high: int | None = None) -> int:
     """
+    Check an integer.
+
     :param name: Of the setting, for errors.
     :param value: What was given.
     :param low: Smallest number allowed.

@@ -50,6 +50,8 @@ class WorkerOptions:
     @classmethod
     def checked(cls, owner: str, options: dict[str, Any]) -> WorkerOptions:
         """
+        Make the options from keyword arguments.
+
         :param owner: Name of what was called with these options, for errors.
         :param options: Keyword arguments.
         :return: The options.

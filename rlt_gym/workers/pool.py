@@ -19,7 +19,7 @@ __all__ = ["WorkerError", "WorkerFailure", "WorkerPool"]
 
 logger = logging.getLogger(__name__)
 
-#: A worker that broke so many times in a row without one answer would do so again.
+#: A worker that broke this many times in a row without one answer would break again.
 _IN_A_ROW = 3
 
 
@@ -101,8 +101,9 @@ class WorkerPool:
         self, questions: dict[int, tuple[str, dict[str, Any]]], patience: float = 1.0, building: bool = False
     ) -> tuple[dict[int, Any], dict[int, WorkerFailure]]:
         """
-        Ask several workers and wait for all of them, so that none is kept waiting by one that broke. Their time runs
-        side by side: however many of them hang, the wait is as long as for one.
+        Ask several workers and wait for all of them, so that none is kept waiting by one that broke.
+
+        Their time runs side by side: however many of them hang, the wait is as long as for one.
 
         :param questions: Command and arguments by worker.
         :param patience: How many times the usual timeout to wait.
@@ -154,7 +155,7 @@ class WorkerPool:
         ]
 
     def _give_up_egl(self, worker: int, failure: WorkerFailure) -> None:
-        """A GL context that cannot be made a second time will not be made a third time."""
+        """Draw on the CPU from now on if EGL has failed twice in a row."""
         text = str(failure)
         if self._plan.gl.backend == "egl" and self._in_a_row[worker] >= 2 and ("EGL" in text or "GL context" in text):
             say_no_egl(text.strip().splitlines()[-1])

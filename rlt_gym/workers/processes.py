@@ -185,6 +185,8 @@ class _Zygote:
         self, command: str, descriptors: Sequence[int] = (), limit: tuple[str, float] | None = None, **arguments: Any
     ) -> Any:
         """
+        Ask the zygote and wait for its answer.
+
         :param command: Name of a method of :class:`rlt_gym.workers.zygote.Zygote`.
         :param descriptors: Its first arguments, which are sent along.
         :param limit: Name and seconds of the time-out, if others than usual.
@@ -265,6 +267,8 @@ def start_worker(
 
 def tail(log: int, size: int = 3000) -> str:
     """
+    Read the end of a log.
+
     :param log: Descriptor of the log file.
     :param size: Most bytes to read.
     :return: Its last words, or an empty string.

@@ -13,6 +13,8 @@ import numpy as np
 
 def anonymous_file(name: str, size: int = 0) -> int:
     """
+    Open a file in memory that has no path, so that it is gone with its last user.
+
     :param name: Shown in ``/proc/PID/fd``.
     :param size: Its length in bytes.
     :return: Descriptor of a file in memory that has no path: nothing is left of it when its last user is gone.
@@ -50,6 +52,8 @@ class SharedPictures:
     @staticmethod
     def size_for(shapes: Mapping[str, Sequence[int]], frame_size: int, slots: int) -> int:
         """
+        Compute the size of the shared memory.
+
         :param shapes: As in the constructor.
         :param frame_size: As in the constructor.
         :param slots: As in the constructor.
@@ -59,6 +63,8 @@ class SharedPictures:
 
     def put(self, observation: dict[str, np.ndarray], slot: int) -> dict[str, np.ndarray]:
         """
+        Leave the pictures of an observation in the shared memory.
+
         :param observation: Pictures and small arrays by key.
         :param slot: Where its pictures are to be left.
         :return: What is left of the observation for the message.
@@ -69,8 +75,10 @@ class SharedPictures:
 
     def take(self, rest: dict[str, np.ndarray], slot: int) -> dict[str, np.ndarray]:
         """
+        Read an observation back.
+
         :param rest: What :meth:`put` returned.
         :param slot: Where it put the pictures.
-        :return: The observation, in arrays of its own.
+        :return: The observation, in new arrays.
         """
         return {**{key: pictures[slot].copy() for key, pictures in self._pictures.items()}, **rest}

@@ -2,7 +2,7 @@
 
 Three means, since each has a hole. The kernel's own parent-death signal follows the *thread* that started the
 process, so it is used only below the zygote, whose main thread lives as long as it does. The *lifeline* is a socket on
-which nothing is ever said: when its other end closes, the kernel kills this process, even one that is stopped or
+which nothing is ever sent: when its other end closes, the kernel kills this process, even one that is stopped or
 stuck in C code; but a process forked from the parent may hold that other end open. A watchdog thread looks at the
 parent itself twice a second; but it needs the interpreter lock.
 """

@@ -1,6 +1,6 @@
 """The process that owns the simulators of one environment.
 
-Messages are ``(number, command, arguments)`` on a socket of their own; answers are ``(number, "ok", value)`` or
+Messages are ``(number, command, arguments)`` on a separate socket; answers are ``(number, "ok", value)`` or
 ``(number, "error", traceback)``. Pictures go through shared memory. Whatever libraries print goes to a log, of which
 the environment shows the end when something fails. The process ends with its owner (:mod:`rlt_gym.workers.watchdog`).
 
@@ -33,9 +33,11 @@ _LOG_BYTES = 4 << 20
 
 class Worker:
     """
-    Answers the vector environment's messages. Keeps the simulator of each task it has played, since a model takes
-    seconds to build, up to ``resident`` of them (some 300 MB each for LIBERO). Simulators that a zygote built before do
-    not count until they are used, since their memory is the zygote's.
+    Answers the vector environment's messages.
+
+    It keeps the simulator of each task that it has played, since a model takes seconds to build, up to ``resident`` of
+    them (some 300 MB each for LIBERO). Simulators that a zygote built before do not count until they are used, since
+    their memory is the zygote's.
 
     :param settings: What the owner says, see :class:`~rlt_gym.workers.backend.WorkerSettings`.
     :param pictures: Where observations are left.
@@ -92,8 +94,8 @@ class Worker:
         observation = self._current.reset(split, index)
         seed = self._current.episode_seed(split, index)
         # What a policy can do is measured without help.
-        said = self._hooks.begin_episode(self._current, seed, takeover=split == "train")
-        return self._pictures.put(observation, 0), said
+        reported = self._hooks.begin_episode(self._current, seed, takeover=split == "train")
+        return self._pictures.put(observation, 0), reported
 
     def step(
         self, actions: np.ndarray, observe_at: tuple[int, ...] = (), film: bool = False
@@ -112,12 +114,14 @@ class Worker:
         if film:
             choose = self._filming(choose, frames)
         result = self._current.step_chunk(actions, observe_at=observe_at, choose=choose)
-        said = self._hooks.end_chunk()
+        reported = self._hooks.end_chunk()
         inner = [self._pictures.put(observation, slot) for slot, observation in enumerate(result.inner, start=1)]
-        return self._pictures.put(result.observation, 0), result.step_rewards, result.success, inner, said, frames
+        return self._pictures.put(result.observation, 0), result.step_rewards, result.success, inner, reported, frames
 
     def _filming(self, choose: Choose | None, frames: list[np.ndarray]) -> Choose:
         """
+        Add filming to the function that chooses actions.
+
         :param choose: Decides about each control step; ``None``: the chunk does.
         :param frames: Gets a frame before each control step but the first.
         :return: To be asked instead of ``choose``.
@@ -203,7 +207,7 @@ def run(
     simulators: dict[int, Simulator] | None = None,
 ) -> None:
     """
-    The whole life of a worker process; does not return.
+    Run a worker process from beginning to end; does not return.
 
     :param channel_fd: This end of the socket for messages.
     :param lifeline_fd: This end of the socket that tells of the owner's end.

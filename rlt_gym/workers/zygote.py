@@ -2,7 +2,7 @@
 
 A forked worker starts in a fraction of the time and shares with its siblings the memory of all that. The zygote is a
 plain subprocess of the training process, so nothing of that one (torch, threads, GL, CUDA) is forked; it has one
-thread and no GL context itself. It talks over a socket of its own and ends with its parent; the kernel then ends its
+thread and no GL context itself. It talks over a separate socket and ends with its parent; the kernel then ends its
 workers (:func:`rlt_gym.workers.watchdog.kill_me_with_parent`).
 """
 
@@ -31,7 +31,9 @@ _KEPT = 6
 
 class Zygote:
     """
-    A question is one byte, with which descriptors travel, and a message ``(number, command, arguments)``; the answer is
+    Forks workers on request.
+
+    A question is one byte, with which descriptors travel, and a message ``(number, command, arguments)``. The answer is
     ``(number, "ok", value)`` or ``(number, "error", traceback)``.
 
     :param control: Socket to the process that owns the environments.
@@ -89,6 +91,8 @@ class Zygote:
 
     def fork(self, channel: int, lifeline: int, pictures: int, log: int, settings: WorkerSettings, slots: int) -> int:
         """
+        Fork a worker.
+
         :param channel: Descriptor for :func:`rlt_gym.workers.worker.run`.
         :param lifeline: Likewise.
         :param pictures: Likewise.

@@ -1,4 +1,4 @@
-"""Callbacks for Stable-Baselines3: budget, metrics, films, choice of the best model, checkpoints, each with a state."""
+"""Callbacks for Stable-Baselines3: budget, metrics, films, selection of the best model, checkpoints."""
 
 from rlt_sb3.callbacks.base import StatefulCallback
 from rlt_sb3.callbacks.budget import BudgetCallback

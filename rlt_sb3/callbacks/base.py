@@ -1,4 +1,4 @@
-"""What every callback of a run can do besides Stable-Baselines3's hooks: save its state, and go on from it."""
+"""Base class of callbacks whose state can be saved and restored."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ class StatefulCallback(BaseCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """
+        Return what a resumed run needs to know.
+
         :return: plain data that JSON can hold
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
-        Go on from a saved state; what the callback has seen before is forgotten.
+        Restore a saved state; the callback forgets what it has counted before.
 
         :param state: from :meth:`state_dict`, also by way of JSON
         """

@@ -65,8 +65,8 @@ class BudgetCallback(StatefulCallback):
         self.logger.record("time/minutes", self.minutes)
         if self.on_progress is not None:
             self.on_progress(self.used)
-        # Stable-Baselines3 itself stops at total_chunks, after the updates for the last ones. Stopping here would leave
-        # them out, and a run of 200 chunks would differ from one of 100 that is resumed.
+        # Stable-Baselines3 itself stops at total_chunks, after the updates for the last chunks. To stop here would omit
+        # these updates, and a run of 200 chunks would differ from a run of 100 that is resumed.
         go_on = self.used < 1.0 or self.num_timesteps >= self.total_chunks
         if go_on:  # as Stable-Baselines3 counts: not those that end with the step that ends training
             self.episodes += int(np.sum(self.locals["dones"]))
@@ -74,6 +74,8 @@ class BudgetCallback(StatefulCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """
+        Return what a resumed run needs to know.
+
         :return: control steps, episodes and minutes of training so far
         """
         # before the first step no minutes have been used: they begin with training
@@ -82,6 +84,8 @@ class BudgetCallback(StatefulCallback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
+        Continue counting where the saved run stopped.
+
         :param state: from :meth:`state_dict`
         """
         self.control_steps, self.episodes = state["control_steps"], state["episodes"]

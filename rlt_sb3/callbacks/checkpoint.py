@@ -1,4 +1,4 @@
-"""What may only happen between two rollouts: selection evaluations, checkpoints, stopping after Ctrl-C."""
+"""Runs selection evaluations and checkpoints, and stops after Ctrl-C, between two rollouts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from rlt_sb3.callbacks.selection import SelectionCallback
 
 class RunCheckpointCallback(StatefulCallback):
     """
-    Everything that may only happen between two rollouts: selection evaluations, checkpoints, stopping after Ctrl-C.
+    Runs selection evaluations, checkpoints and stops after Ctrl-C, which may only happen between two rollouts.
 
     At the start of a rollout every transition has been stored and every update done. An evaluation uses the simulators
-    of training (unless it has its own), and a checkpoint cannot hold the state of a simulator, so after either of them
-    new training episodes begin: the run that goes on and the run that is resumed from the checkpoint do the same.
-    Unlike Stable-Baselines3's ``CheckpointCallback`` this one leaves to ``save`` what a checkpoint holds.
+    of training (unless it has separate ones), and a checkpoint cannot hold the state of a simulator. New training
+    episodes therefore begin after either of them, so that a run that continues and a run that is resumed from the
+    checkpoint do the same. Unlike Stable-Baselines3's ``CheckpointCallback``, this one leaves the contents of a
+    checkpoint to ``save``.
 
     :param selection: asked whether an evaluation is due
     :param restart: starts new training episodes and returns their first observations; its argument counts the restarts
     :param save: writes a checkpoint; ``save(resumable=False)`` one for evaluation only
     :param save_every: chunks between two checkpoints; None for those after selection evaluations only
-    :param check_interrupt: raises ``KeyboardInterrupt`` when the run is to stop
+    :param check_interrupt: raises ``KeyboardInterrupt`` when the run must stop
     """
 
     def __init__(
@@ -77,12 +78,16 @@ class RunCheckpointCallback(StatefulCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """
+        Return what a resumed run needs to know.
+
         :return: how often new episodes were begun, and the chunks at the last checkpoint
         """
         return {"restarts": self.restarts, "saved": self.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
+        Continue where the saved run stopped.
+
         :param state: from :meth:`state_dict`
         """
         self.restarts, self.saved = state["restarts"], state["saved"]
@@ -93,7 +98,7 @@ class RunCheckpointCallback(StatefulCallback):
         self.save()
 
     def finish(self) -> None:
-        """Write the last checkpoint, if there was anything since the one before; the episodes begun are given up."""
+        """Write the last checkpoint, if there was anything since the one before; the running episodes are given up."""
         if self.saved < self.model.num_timesteps:
             self.restarts += 1
             self.checkpoint()

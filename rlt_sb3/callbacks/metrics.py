@@ -14,13 +14,24 @@ from rlt_sb3.common.vec_env import metadata_of
 
 
 def control_frequency(env: VecEnv | None) -> float | None:
-    """Control steps per simulated second of an environment; ``None`` where its metadata have no robot."""
+    """
+    Read how many control steps make a simulated second.
+
+    :param env: an environment
+    :return: control steps per second; ``None`` where its metadata have no robot
+    """
     robot = metadata_of(env).get("robot")
     return None if robot is None else float(robot.control_frequency)
 
 
 def action_names(env: VecEnv | None, size: int) -> tuple[str, ...]:
-    """Names of the ``size`` numbers of an action, in keys; their places where the environment does not name them."""
+    """
+    Name the numbers of an action, for keys of the log.
+
+    :param env: an environment
+    :param size: how many numbers an action has
+    :return: the names; their places where the environment does not name them
+    """
     robot = metadata_of(env).get("robot")
     names = () if robot is None else tuple(robot.action_names)
     return names if len(names) == size else tuple(str(place) for place in range(size))
@@ -38,8 +49,9 @@ def throughput(successes: int, control_steps: int, frequency: float) -> float:
 
 class MetricsCallback(StatefulCallback):
     """
-    Success, throughput, distance to the VLA, restarts of workers, and the age of the replay buffer where there is one;
-    see the table of keys in the documentation.
+    Logs success, throughput, distance to the VLA, restarts of workers, and the age of the replay buffer's rows.
+
+    The documentation has a table of the keys.
 
     :param window: episodes over which success and throughput are averaged
     """
@@ -85,7 +97,7 @@ class MetricsCallback(StatefulCallback):
         return True
 
     def _record_distance(self, outcomes: list[ChunkOutcome]) -> None:
-        """Root mean square of what was executed - vla_ref over the executed control steps, per action dimension."""
+        """Log the root mean square of executed action - vla_ref over the executed steps, per action dimension."""
         last = self.model._last_obs
         if not isinstance(last, dict) or "vla_ref" not in last:
             return
@@ -103,7 +115,7 @@ class MetricsCallback(StatefulCallback):
             self.logger.record_mean(f"rollout/vla_distance_{name}", float(value))
 
     def _record_age(self) -> None:
-        """Mean age of the buffer's rows before this step's are stored, in chunks collected and in critic updates."""
+        """Log the mean age of the buffer's rows before this step's are stored, in chunks and in critic updates."""
         model: Any = self.model
         buffer, chunks = model.replay_buffer, self.num_timesteps
         envs = self.training_env.num_envs
@@ -132,6 +144,8 @@ class MetricsCallback(StatefulCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """
+        Return what a resumed run needs to know.
+
         :return: the last episodes, restarts of workers, and when the buffer's rows were stored
         """
         return {
@@ -145,6 +159,8 @@ class MetricsCallback(StatefulCallback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
+        Continue where the saved run stopped.
+
         :param state: from :meth:`state_dict`
         """
         episodes = ((bool(success), int(steps)) for success, steps in state["episodes"])

@@ -1,4 +1,4 @@
-"""Chooses the best model: the policy plays the selection states every so often."""
+"""Evaluates the policy on the selection states during training, and keeps the best model."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ class SelectionPoint:
 
     def to_dict(self) -> dict[str, Any]:
         """
+        Convert the point for JSON.
+
         :return: plain data for JSON
         """
         candidate = None if self.candidate is None else self.candidate.to_dict()
@@ -48,6 +50,8 @@ class SelectionPoint:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> SelectionPoint:
         """
+        Read a point from JSON.
+
         :param data: from :meth:`to_dict`
         """
         played = {key: data.get(key) for key in ("evaluation", "candidate")}
@@ -62,20 +66,21 @@ class SelectionCallback(StatefulCallback):
     :class:`~rlt_sb3.callbacks.checkpoint.RunCheckpointCallback` calls :meth:`run` between two rollouts when
     :attr:`due`. Its state holds the evaluations; the best model itself is the file ``best_path``.
 
-    A model with a deployment gate (RLT's ``gate``) has a deployed and a practicing actor. Both are evaluated where they
-    differ: what the practicing actor is worth shows what training does before the gate lets it through. It is deployed
-    if it passes the gate's test (:meth:`~rlt_sb3.common.policy_gate.PolicyGate.audition`) and does better here than
-    what is deployed. While the model still plays the VLA's own chunks, these are not played again.
+    A model with a deployment gate (RLT's ``gate``) has a deployed and a practicing actor. Both are evaluated if they
+    differ: the practicing actor's result shows the effect of training before the gate deploys it. It is deployed if it
+    passes the gate's test (:meth:`~rlt_sb3.common.policy_gate.PolicyGate.audition`) and does better here than the
+    deployed actor. While the model still plays the VLA's own chunks, the VLA's evaluation is copied, not played again.
 
     :param evaluate: ``model -> Evaluation`` on the selection states
     :param every: chunks between two evaluations
     :param baseline: the frozen VLA on the same states
-    :param budget: tells control steps and minutes of training
-    :param best_path: where the best model is saved
+    :param budget: counts control steps and minutes of training
+    :param best_path: file of the best model
     :param on_point: called after each evaluation, with the films of its episodes
-    :param guard: "warn" leaves a policy below the VLA alone (``on_point`` tells), "restore" puts the best networks back
-    :param separate_eval_envs: evaluations use other simulators than training, so they leave training and its running
-        averages for the log unchanged
+    :param guard: "warn" leaves a policy below the VLA unchanged (``on_point`` reports it), "restore" loads the best
+        networks
+    :param separate_eval_envs: evaluations use separate simulators, so training episodes and running log averages are
+        unaffected (but an actor that is deployed here ends the running trial of the gate)
     """
 
     def __init__(
@@ -114,13 +119,21 @@ class SelectionCallback(StatefulCallback):
         return self.model.num_timesteps // self.every > self.last // self.every
 
     def keep(self, result: Evaluation) -> None:
-        """Make the present model the best one."""
+        """
+        Save the present model as the best one.
+
+        :param result: its evaluation
+        """
         self.best, self.best_chunks = result, self.model.num_timesteps
         with replacing(self.best_path) as temporary, temporary.open("wb") as file:
             self.model.save(file)
 
     def run(self) -> SelectionPoint:
-        """Evaluate now and keep the model if it is the best so far."""
+        """
+        Evaluate now, deploy the practicing actor if it passes, and keep the model if it is the best so far.
+
+        :return: the evaluations
+        """
         with set_aside(self.logger) if self.separate_eval_envs else nullcontext():
             result, candidate = self._play()
             budget = self.budget
@@ -156,7 +169,7 @@ class SelectionCallback(StatefulCallback):
         self.logger.dump(self.model.num_timesteps)
 
     def _play(self) -> tuple[Evaluation, Evaluation | None]:
-        """:return: outcome of what ``predict`` plays; of the practicing actor, None without a gate"""
+        """Return the outcome of what ``predict`` plays, and that of the practicing actor (None without a gate)."""
         gate = getattr(self.model, "gate", None)
         policy: Any = self.model.policy
         if gate is None:
@@ -178,9 +191,9 @@ class SelectionCallback(StatefulCallback):
 
     def restore(self) -> None:
         """
-        Put the best model's networks and optimisers back; replay buffer and counters stay as they are.
+        Load the best model's networks and optimizers; replay buffer and counters stay as they are.
 
-        If the best is the untrained model, which plays the VLA's chunks, only the actor goes back: the critics have
+        If the best is the untrained model, which plays the VLA's chunks, only the actor is loaded: the critics have
         learned since, and an actor that followed untrained ones would only fall again.
         """
         from stable_baselines3.common.save_util import load_from_zip_file
@@ -197,11 +210,18 @@ class SelectionCallback(StatefulCallback):
             gate.abandon_trial()  # the actor on trial was put back as well
 
     def below_vla(self, result: Evaluation) -> bool:
-        """Whether the success rate fell below the frozen VLA's interval on the same states."""
+        """
+        Compare an evaluation with the frozen VLA's on the same states.
+
+        :param result: an evaluation
+        :return: whether its success rate is below the VLA's interval
+        """
         return result.rate < self.baseline.interval[0]
 
     def state_dict(self) -> dict[str, Any]:
         """
+        Return what a resumed run needs to know.
+
         :return: all evaluations so far, the best one, and when it was
         """
         return {
@@ -212,6 +232,8 @@ class SelectionCallback(StatefulCallback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
+        Continue where the saved run stopped.
+
         :param state: from :meth:`state_dict`
         """
         self.points = [SelectionPoint.from_dict(point) for point in state["points"]]
@@ -221,6 +243,8 @@ class SelectionCallback(StatefulCallback):
 
 def same_actors(policy: Any) -> bool:
     """
+    Compare the practicing actor with the deployed one.
+
     :param policy: a :class:`~rlt_sb3.common.policy_gate.GatedPolicy`
     :return: whether the practicing actor is the deployed one
     """
@@ -230,6 +254,8 @@ def same_actors(policy: Any) -> bool:
 
 def without_frames(point: SelectionPoint) -> SelectionPoint:
     """
+    Drop the films of a selection point.
+
     :param point: its evaluations may hold films
     :return: the same without them
     """
@@ -240,7 +266,7 @@ def without_frames(point: SelectionPoint) -> SelectionPoint:
 @contextmanager
 def set_aside(logger: Logger) -> Iterator[None]:
     """
-    Log a row of its own: values that are being averaged come back afterwards.
+    Log a separate row; values that are being averaged are restored afterwards.
 
     :param logger: of Stable-Baselines3
     """
@@ -255,6 +281,6 @@ def set_aside(logger: Logger) -> Iterator[None]:
 
 
 def _order(evaluation: Evaluation) -> tuple[int, float]:
-    """More successes are better; among equals, fewer control steps to success."""
+    """Rank evaluations: more successes are better; among equals, fewer control steps to success."""
     steps = evaluation.steps_to_success
     return evaluation.successes, -np.inf if np.isnan(steps) else -steps

@@ -1,4 +1,4 @@
-"""Films of training episodes while they happen."""
+"""Films training episodes while they are played."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from rlt_sb3.common.vec_env import metadata_of
 
 class VideoCallback(StatefulCallback):
     """
-    Films every n-th training episode in ``videos/train-<episode>-<success|failure>.mp4``: the first picture and one
-    after every control step. An environment without ``film``
+    Films every n-th training episode in ``videos/train-<episode>-<success|failure>.mp4``.
+
+    A film has the first picture and one after every control step. An environment without ``film``
     (:meth:`rlt_gym.core.chunk_vector_env.ChunkVectorEnv.film`) gives one picture before each chunk and one of the end.
 
     Only environments whose episode is filmed draw inside their chunks, and none draws while no film is taken. An
-    episode that is cut off from outside (evaluation, checkpoint, end of training) gives no film. Its state is the
-    number of episodes begun.
+    episode that is cut off from outside (evaluation, checkpoint, end of training) gives no film. The callback's state
+    is the number of episodes begun.
 
     :param folder: where films go
     :param every: films the episodes 0, every, 2 * every, ...
@@ -38,10 +39,10 @@ class VideoCallback(StatefulCallback):
         self._every_step = False  # whether they do
 
     def restart(self) -> None:
-        """All environments have been reset: running films end."""
+        """Drop the films of episodes that a reset of all environments has cut off."""
         self.films.clear()
         self._fresh = None
-        self._told = None  # an evaluation may have told them otherwise
+        self._told = None  # an evaluation may have changed it
 
     def _on_rollout_start(self) -> None:
         # a vector step that begins episodes; with train_freq > 1 step, those inside a rollout are seen in _on_step
@@ -100,12 +101,16 @@ class VideoCallback(StatefulCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """
+        Return what a resumed run needs to know.
+
         :return: how many training episodes have begun
         """
         return {"episodes": self.episodes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
+        Continue counting where the saved run stopped.
+
         :param state: from :meth:`state_dict`
         """
         self.restart()

@@ -1,4 +1,4 @@
-"""What ``rlt train --help`` says about the settings of algorithms, from their classes' signatures and docstrings."""
+"""Help of ``rlt train`` on the settings of algorithms, from their classes' signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ SHOWN = (2, 8)
 
 def default_text(value: Any) -> str:
     """
+    Write a default as a configuration file has it.
+
     :param value: a default
     :return: how a configuration file has it
     """
@@ -34,14 +36,16 @@ def default_text(value: Any) -> str:
 
 
 def _describe(setting: Setting, default: Any, note: str = "") -> str:
-    said = [f"type: {setting.type_name}"]
+    text = [f"type: {setting.type_name}"]
     if default is not REQUIRED:
-        said.append(f"default: {default_text(default)}{note}")
-    return f"{setting.text} ({', '.join(said)})".strip().replace("%", "%%")
+        text.append(f"default: {default_text(default)}{note}")
+    return f"{setting.text} ({', '.join(text)})".strip().replace("%", "%%")
 
 
 def algorithm_help(name: str) -> str:
     """
+    Write the help on an algorithm's settings.
+
     :param name: a registered algorithm
     :return: a heading and all settings of its section, with type, default and description
     """
@@ -72,11 +76,11 @@ def algorithm_help(name: str) -> str:
 
 
 def _defaults_of_runs(algorithm: Algorithm) -> tuple[dict[str, Any], set[str]]:
-    """:return: settings that a run gives unless its configuration does; those that depend on the environment"""
+    """Return the settings that a run computes from its environment unless the configuration gives them."""
     shown, other = algorithm.defaults(*SHOWN), algorithm.defaults(SHOWN[0] + 1, SHOWN[1] + 1)
     return shown, {name for name, value in shown.items() if other.get(name) != value}
 
 
 def all_algorithms_help() -> str:
-    """:return: :func:`algorithm_help` of every registered algorithm"""
+    """Return :func:`algorithm_help` of every registered algorithm."""
     return "\n".join(map(algorithm_help, algorithm_names()))

@@ -1,4 +1,4 @@
-"""The words of a command line as the parser takes them: files before settings, lists, switches, nested settings."""
+"""Converts a command line to the parser's form: files before settings, lists, switches, nested settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Words:
     nested: list[tuple[list[str], str]]
 
     def for_parser(self) -> list[str]:
-        """:return: files, then settings, which override them"""
+        """Return files, then settings, which override them."""
         return [word for file in self.files for word in ("--config", file)] + self.settings
 
 
@@ -42,6 +42,8 @@ class _Files(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """
+        Raise instead of printing the usage.
+
         :param message: what is wrong
         :raises ValueError: with that message
         """
@@ -50,6 +52,8 @@ class _Files(argparse.ArgumentParser):
 
 def read_words(args: Sequence[str], config_class: Any, sections: Collection[str] = ()) -> Words:
     """
+    Split a command line into its parts.
+
     :param args: the command line after the command
     :param config_class: the command's dataclass of settings
     :param sections: names of algorithms, where the command is ``train``
@@ -109,6 +113,8 @@ def check_config_file(name: str, sections: Collection[str] = ()) -> None:
 
 def plain_error(message: str, config_class: Any) -> str:
     """
+    Shorten an error message of the parser.
+
     :param message: the parser's, which lists each type that it has tried
     :param config_class: the command's dataclass of settings
     :return: setting, type and value in one sentence; another message as it is, in one line
@@ -124,8 +130,10 @@ def plain_error(message: str, config_class: Any) -> str:
 
 def normalize(config_class: Any, args: Sequence[str]) -> list[str]:
     """
-    Accept forms that people expect of a command line: ``--all-checkpoints`` for ``--all_checkpoints=true``, ``--tasks 0
-    1`` or ``--tasks 0,1`` for ``--tasks=[0,1]``, ``--merge a b`` for ``--merge=["a", "b"]``.
+    Accept forms that people expect of a command line.
+
+    Examples are ``--all-checkpoints`` for ``--all_checkpoints=true``, ``--tasks 0 1`` or ``--tasks 0,1`` for
+    ``--tasks=[0,1]``, and ``--merge a b`` for ``--merge=["a", "b"]``.
 
     :param config_class: the command's dataclass of settings
     :param args: the command line without files
@@ -168,8 +176,9 @@ def _types(config_class: Any, prefix: str = "") -> dict[str, Any]:
 
 def _take_nested(sections: Collection[str], args: list[str]) -> tuple[list[str], list[tuple[list[str], str]]]:
     """
-    Take out settings inside a dict of an algorithm, ``--rlt.policy_kwargs.n_critics 2``: the parser would replace the
-    whole dict by this one entry.
+    Take out settings inside a dict of an algorithm, ``--rlt.policy_kwargs.n_critics 2``.
+
+    The parser would replace the whole dict by this one entry.
 
     :param sections: names of the algorithms
     :param args: the command line

@@ -6,14 +6,14 @@ from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, get_tasks
 
 
 def vlas() -> dict[str, str]:
-    """:return: Registered VLA -> what it is, for a shipped one the tasks that it has learned."""
+    """Return for each registered VLA its description; that of a shipped one names the tasks that it has learned."""
     from rlt_gym.vla.registry import list_vlas
 
     return list_vlas()
 
 
 def suites() -> dict[str, str]:
-    """:return: Suite -> number of its tasks and horizon."""
+    """Return for each suite its number of tasks and its horizon."""
     return {
         suite: f"tasks 0 to {len(get_tasks(suite)) - 1}, {horizon} control steps"
         for suite, horizon in SUITE_HORIZONS.items()
@@ -22,6 +22,8 @@ def suites() -> dict[str, str]:
 
 def tasks(suite: str) -> dict[str, str]:
     """
+    List the tasks of a suite.
+
     :param suite: Name of the suite.
     :return: Task -> instruction.
     :raises ValueError: Unknown suite.

@@ -59,6 +59,8 @@ _WORKER_IMPORTS = (
 @dataclass
 class DoctorConfig:
     """
+    Settings of ``rlt doctor``.
+
     :param assets: assets to play with: auto, official, embedded or a folder
     :param suites: suites to play 20 control steps of; none for no rollout
     """
@@ -70,7 +72,9 @@ class DoctorConfig:
 @dataclass
 class Finding:
     """
-    :param ok: Whether training can run in spite of it.
+    What one check has found.
+
+    :param ok: Whether training can run nevertheless.
     :param text: What was found.
     :param fix: A command or a sentence that mends it; also given for what is merely worth knowing.
     """
@@ -81,7 +85,7 @@ class Finding:
 
 
 def check_versions() -> Iterator[Finding]:
-    """Python, packages, processor, GPU."""
+    """Report the versions of Python and of packages, the processor and the GPU."""
     yield Finding(True, f"Python {platform.python_version()} on {platform.platform()}, {os.cpu_count()} CPUs")
     found = []
     for name in PACKAGES:
@@ -100,7 +104,7 @@ def check_versions() -> Iterator[Finding]:
 
 
 def check_gl() -> Iterator[Finding]:
-    """Each back end in a process of its own, since MuJoCo binds one at import."""
+    """Try each back end in a separate process, since MuJoCo binds one at import."""
     works = {}
     for backend in GL_FIXES:
         environment = {**os.environ, "MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend}
@@ -110,14 +114,14 @@ def check_gl() -> Iterator[Finding]:
             )
             works[backend] = "RENDERED" in done.stdout
             lines = done.stdout.strip().splitlines() if works[backend] else done.stderr.strip().splitlines()
-            said = lines[-1] if lines else f"exit code {done.returncode}"
+            output = lines[-1] if lines else f"exit code {done.returncode}"
         except subprocess.TimeoutExpired:
-            works[backend], said = False, "no picture within 120 s"
+            works[backend], output = False, "no picture within 120 s"
         if works[backend]:
-            took, driver = said.removeprefix("RENDERED ").split("|")
+            took, driver = output.removeprefix("RENDERED ").split("|")
             yield Finding(True, f"GL back end {backend} draws a 128-pixel picture in {took} ({driver})")
         else:  # one back end is enough
-            yield Finding(True, f"GL back end {backend} does not work: {said[:150]}", GL_FIXES[backend])
+            yield Finding(True, f"GL back end {backend} does not work: {output[:150]}", GL_FIXES[backend])
     chosen = os.environ.get("MUJOCO_GL") or ("egl" if Path("/dev/nvidia0").exists() else "osmesa")
     if works.get(chosen):
         yield Finding(True, f"workers draw with {chosen}")
@@ -129,7 +133,12 @@ def check_gl() -> Iterator[Finding]:
 
 
 def check_assets(assets: str) -> Iterator[Finding]:
-    """Where the official assets were looked for, and which ones are in use."""
+    """
+    Report where the official assets were looked for, and which assets are in use.
+
+    :param assets: auto, official, embedded or a folder
+    :return: what was found
+    """
     from rlt_gym.libero.assets.resolve import missing_files, official_locations, resolve_assets
 
     for what, folder in official_locations():
@@ -153,7 +162,7 @@ def check_assets(assets: str) -> Iterator[Finding]:
 
 
 def check_places() -> Iterator[Finding]:
-    """Folders that have to be writable, and memory."""
+    """Check that folders are writable, and report the memory."""
     from rlt_gym.libero.suites.folders import cache_dir
 
     for folder, variable in ((cache_dir(), "RLT_CACHE"), (Path(tempfile.gettempdir()), "TMPDIR")):
@@ -172,7 +181,7 @@ def check_places() -> Iterator[Finding]:
 
 
 def check_interpreter() -> Iterator[Finding]:
-    """The interpreter that workers run under."""
+    """Check the interpreter that workers run under."""
     path = os.path.expanduser(os.environ.get("RLT_WORKER_PYTHON", sys.executable))
     what = "RLT_WORKER_PYTHON" if "RLT_WORKER_PYTHON" in os.environ else "this interpreter"
     try:
@@ -183,12 +192,18 @@ def check_interpreter() -> Iterator[Finding]:
     if done.returncode == 0:
         yield Finding(True, f"workers run under {path} ({what}): {done.stdout.strip()}")
     else:
-        said = (done.stderr.strip().splitlines() or ["it failed"])[-1]
-        yield Finding(False, f"workers run under {path} ({what}): {said}", f"{path} -m pip install hf-libero==0.1.4")
+        output = (done.stderr.strip().splitlines() or ["it failed"])[-1]
+        yield Finding(False, f"workers run under {path} ({what}): {output}", f"{path} -m pip install hf-libero==0.1.4")
 
 
 def check_rollouts(assets: str, suites: list[str]) -> Iterator[Finding]:
-    """Twenty control steps of each suite's first task in a worker, with pictures."""
+    """
+    Play twenty control steps of each suite's first task in a worker, with pictures.
+
+    :param assets: auto, official, embedded or a folder
+    :param suites: names of suites
+    :return: what was found
+    """
     from rlt_gym.libero.vector_env import LiberoVectorEnv
 
     for suite in suites:
@@ -242,7 +257,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _pss_mb(pid: int) -> float:
-    """Memory of a process, where pages that n processes share count 1/n."""
+    """Measure the memory of a process; pages that n processes share count 1/n."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -263,6 +278,7 @@ def doctor(config: DoctorConfig) -> None:
     """
     Print what was found, then what to do.
 
+    :param config: settings of the command
     :raises ValueError: An unknown suite.
     :raises SystemExit: With status 1 if training cannot run.
     """

@@ -1,6 +1,8 @@
 """
-The ``rlt`` command. A subcommand is a dataclass of settings and a function, in :mod:`rlt_gym` or :mod:`rlt_sb3`: the
-command line may import both packages. It names them as texts, and imports only those of the subcommand in use.
+The ``rlt`` command.
+
+A subcommand is a dataclass of settings and a function, in :mod:`rlt_gym` or :mod:`rlt_sb3`: the command line may import
+both packages. It names them as texts, and imports only those of the subcommand in use.
 """
 
 from __future__ import annotations
@@ -88,13 +90,13 @@ USAGE = "%(prog)s [--config FILE.yaml] [--setting VALUE ...]"
 
 
 def _columns(names: Mapping[str, str]) -> list[str]:
-    """:return: one line per name, what it means beside it"""
+    """Return one line per name, with its meaning."""
     width = max(map(len, names), default=0)
     return [f"  {name:<{width}}  {text}".rstrip() for name, text in names.items()]
 
 
 def usage() -> str:
-    """What ``rlt --help`` prints; needs no import."""
+    """Write what ``rlt --help`` prints, without importing the subcommands."""
     return "\n".join(
         [
             "usage: rlt COMMAND [--config FILE.yaml] [--setting VALUE ...]",
@@ -160,7 +162,7 @@ def parse(command: str, args: Sequence[str]) -> Any:
 
 
 def _sections() -> dict[str, str]:
-    """:return: section of a run's configuration -> help; one for each registered algorithm"""
+    """Return the help on each section of a run's configuration, one section for each registered algorithm."""
     from rlt_sb3.experiment.algorithms import algorithm_names
 
     return {

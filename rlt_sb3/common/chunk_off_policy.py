@@ -1,4 +1,4 @@
-"""What off-policy algorithms on action chunks share: counting, updates per row, the deployment gate, files."""
+"""Base class of off-policy algorithms on action chunks: counts, updates per row, deployment gate, files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rlt_sb3.common.value_bias import ValueBias
 if TYPE_CHECKING:
     from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 
-#: Raised when what a saved model holds changes; load() refuses other numbers.
+#: Increased when the contents of saved models change; load() refuses other numbers.
 SAVED_FORMAT = 3
 #: Arguments of constructors that are no settings.
 RESERVED = ("self", "observation_space", "action_space", "lr_schedule", "device", "n_envs", "gated")
@@ -41,9 +41,9 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
     """
     An off-policy algorithm whose environment step is one action chunk and whose discounts are per control step.
 
-    Goes before one of Stable-Baselines3's algorithms in the list of bases, ``class RLT(ChunkOffPolicyAlgorithm, TD3)``.
-    The algorithm calls :meth:`_begin_counting` in its constructor, makes its replay buffer a ``ChunkReplayBuffer``,
-    asks :attr:`gate` in :meth:`_sample_action` which actor collects, and has a critic with ``q_values``.
+    List it before one of Stable-Baselines3's algorithms as a base class: ``class RLT(ChunkOffPolicyAlgorithm, TD3)``.
+    The algorithm calls :meth:`_begin_counting` in its constructor, makes a ``ChunkReplayBuffer``, asks :attr:`gate` in
+    :meth:`_sample_action` which actor collects, and has a critic with ``q_values``.
     """
 
     replay_buffer: ChunkReplayBuffer | None
@@ -54,7 +54,11 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
     q_bounds: tuple[float, float] | None
 
     def _begin_counting(self, gate: dict[str, Any] | bool) -> None:
-        """:param gate: arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, True for its defaults, or False"""
+        """
+        Make the gate and the counters.
+
+        :param gate: arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, True for its defaults, or False
+        """
         arguments = {} if isinstance(gate, bool) else gate
         check_names(arguments, PolicyGate, type(self).__name__, "gate")
         self.gate = None if gate is False else PolicyGate(**arguments)
@@ -64,12 +68,12 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         self._update_credit = 0.0  # critic updates owed to rows already stored
         try:
             span = 1.0 if self.q_bounds is None else float(self.q_bounds[1]) - float(self.q_bounds[0])
-        except (IndexError, TypeError, ValueError):  # refused when the model is set up
+        except (IndexError, TypeError, ValueError):  # check_values refuses these bounds later
             span = 1.0
         self._value_bias = ValueBias(getattr(self, "n_envs", 1), self.gamma, span, self._stats_window_size)
 
     def _buffer_settings(self) -> dict[str, Any]:
-        """:return: arguments of the replay buffer; its stride is the one at which the environment observes in chunks"""
+        """Return arguments of the replay buffer; its stride is the one at which the environment observes in chunks."""
         try:
             stride = None if self.env is None else self.env.get_attr("obs_stride")[0]
         except AttributeError:
@@ -109,7 +113,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         Learn, see Stable-Baselines3.
 
         :param args: of Stable-Baselines3's ``learn``
-        :param kwargs: likewise
+        :param kwargs: of Stable-Baselines3's ``learn``
         :return: the model
         """
         super().learn(*args, **kwargs)
@@ -119,9 +123,10 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
 
     def end_trajectories(self) -> None:
         """
-        Say that the environments are about to be reset from outside: no return may run across.
+        End all trajectories, because the environments are about to be reset from outside.
 
-        Call it before such a reset in the middle of training; :meth:`learn` does it by itself where it resets them.
+        No return crosses such a reset. Call this method before you reset the environments in the middle of training;
+        :meth:`learn` calls it itself where it resets them.
         """
         if self.replay_buffer is not None:
             self.replay_buffer.end_trajectories()
@@ -140,10 +145,10 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         log_interval: int | None = None,
     ) -> RolloutReturn:
         """
-        Collect rows, then say how many updates are due for them (see ``utd``).
+        Collect rows, then compute how many updates are due for them (see ``utd``).
 
-        :return: SB3's result; its ``episode_timesteps`` is the number of updates due, which is what ``learn`` uses it
-            for when ``gradient_steps`` is -1
+        :return: SB3's result; its ``episode_timesteps`` is the number of updates due, which ``learn`` reads there if
+            ``gradient_steps`` is -1
         """
         rollout = super().collect_rollouts(
             env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
@@ -178,7 +183,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
             self._update_credit += self.utd * (replay_buffer.rows_stored - stored)  # type: ignore[attr-defined]
 
     def _check_returns(self) -> None:
-        """Warn, once, of returns that the critics cannot learn."""
+        """Warn, once, of returns outside the range to which the critics' targets are clipped."""
         (low, high), bounds = self._value_bias.range, self.q_bounds
         if bounds is None or self._warned_of_returns or (low >= bounds[0] - 1e-6 and high <= bounds[1] + 1e-6):
             return
@@ -224,20 +229,26 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         :raises ValueError: if another version of rlt has saved it, or for settings that do not exist or cannot change
         """
         if "gate" in kwargs:
-            raise ValueError("gate cannot be changed by load(): the networks were made with or without one.")
+            raise ValueError(
+                "gate cannot be changed by load(): the networks were made with or without one. Leave it out."
+            )
         of_load = inspect.signature(OffPolicyAlgorithm.load).parameters
         check_names({name: value for name, value in kwargs.items() if name not in of_load}, cls, cls.__name__)
         check_saved_format(path)
         return super().load(path, *args, **kwargs)
 
     def save_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
-        """:param path: file; no thread adds or samples before all is written"""
+        """
+        Save the replay buffer; other threads cannot add or sample until it is written.
+
+        :param path: file
+        """
         with self.replay_buffer._lock:  # type: ignore[union-attr]
             super().save_replay_buffer(path)
 
     def load_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
         """
-        Load a saved replay buffer. It goes on with the model's ``gamma``, ``n_steps`` and offline rows.
+        Load a saved replay buffer, which takes the model's ``gamma``, ``n_steps`` and offline rows.
 
         :param path: file
         :param truncate_last_traj: not used
@@ -249,7 +260,8 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         assert made is not None and buffer is not None
         if buffer.n_envs != self.n_envs:
             raise ValueError(
-                f"The replay buffer was filled with {buffer.n_envs} environments, the model has {self.n_envs}."
+                f"The replay buffer was filled with {buffer.n_envs} environments, the model has {self.n_envs}: "
+                "load it into a model with as many."
             )
         buffer.take_settings_from(made)
         buffer.end_trajectories()
@@ -257,6 +269,8 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
 
 def check_names(given: Mapping[str, Any] | None, owner: type, algorithm: str, setting: str = "") -> None:
     """
+    Refuse keyword arguments that a class does not have.
+
     :param given: keyword arguments
     :param owner: the class that takes them
     :param algorithm: name for the message
@@ -276,6 +290,8 @@ def check_names(given: Mapping[str, Any] | None, owner: type, algorithm: str, se
 
 def check_saved_format(path: str | pathlib.Path | io.BufferedIOBase) -> None:
     """
+    Refuse a model that another version of rlt has saved.
+
     :param path: a saved model
     :raises ValueError: if it was saved by another version of rlt (or by another algorithm)
     """
@@ -284,7 +300,7 @@ def check_saved_format(path: str | pathlib.Path | io.BufferedIOBase) -> None:
         with zipfile.ZipFile(file) as archive:
             found = json.loads(archive.read("data")).get("saved_format")
     except (zipfile.BadZipFile, KeyError):
-        return  # no model at all: Stable-Baselines3 says so
+        return  # not a model: Stable-Baselines3 raises the error
     finally:
         if file is path:
             file.seek(0)

@@ -1,4 +1,4 @@
-"""What one chunk did in one sub-environment, read once from the environment's infos."""
+"""The outcome of one chunk in one sub-environment, read once from the environment's infos."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 @dataclass(frozen=True)
 class ChunkOutcome:
     """
-    What happened in one chunk of one sub-environment.
+    The outcome of one chunk in one sub-environment.
 
     :class:`~rlt_sb3.common.vec_env.GymnasiumVecEnv` makes one for every sub-environment in every step, and carries it
     in ``info["outcome"]``. Everything that learns from chunks, counts them or logs them reads its attributes
@@ -25,8 +25,8 @@ class ChunkOutcome:
     :param intervention: which control steps someone else chose, bool (C,); None where nobody can take over
     :param critical_chunk: whether the chunk belongs to the critical phase of its episode; None where the environment
         knows no phases, and all chunks count
-    :param success: whether the episode ended in success; means nothing while it goes on
-    :param broken: whether the simulator broke and was restarted: nothing of the chunk counts, its episode is over
+    :param success: whether the episode ended in success; undefined before the end
+    :param broken: whether the simulator broke and was restarted: the chunk does not count, and its episode is over
     :param task_id: the episode's task
     :param episode_steps: control steps of the episode so far; None where the environment does not count them
     :param reward_terms: the parts of ``step_rewards`` by name, (C,) each
@@ -50,7 +50,7 @@ class ChunkOutcome:
     @classmethod
     def complete(cls, action: np.ndarray, reward: float, **told: Any) -> ChunkOutcome:
         """
-        A complete chunk, of an environment that tells nothing of its control steps.
+        Make the outcome of a complete chunk, for an environment that reports nothing about its control steps.
 
         :param action: the chunk (C, d); an action of another shape counts as one control step
         :param reward: its reward, taken as earned in the first control step; a positive one as a success
@@ -98,7 +98,7 @@ class ChunkOutcome:
 
     @property
     def critical(self) -> bool:
-        """Whether the policy acted and learns from it: the chunk began in the critical phase, or there are none."""
+        """Whether the policy learns from the chunk: it began in the critical phase, or there are no phases."""
         return self.critical_chunk is not False
 
     @property
@@ -113,7 +113,9 @@ def outcomes_of(
     rewards: np.ndarray,
 ) -> list[ChunkOutcome]:
     """
-    The outcomes that a vector step's infos carry; those of other bridges than GymnasiumVecEnv are made here.
+    Take the outcomes of one vector step from its infos.
+
+    Infos of bridges other than GymnasiumVecEnv have no outcome; it is made here.
 
     :param infos: one per sub-environment
     :param actions: chunks that were asked for (n_envs, C, d)
@@ -128,10 +130,10 @@ def outcomes_of(
 
 def mean_over_chunks(outcomes: Sequence[ChunkOutcome]) -> dict[str, float]:
     """
-    What the outcomes of one vector step say besides the reward, for the log.
+    Average what the outcomes of one vector step say besides the reward, for the log.
 
     :param outcomes: one per sub-environment
-    :return: of what there is: ``intervention``, share of the executed control steps that someone else chose;
+    :return: the means that exist: ``intervention``, share of the executed control steps that someone else chose;
         ``critical_phase``, share of the chunks in it; ``reward_<term>``, sum per chunk of each of ``reward_terms``
     """
     values: dict[str, list[float]] = {}

@@ -4,11 +4,13 @@ from collections.abc import Collection
 
 
 class RunError(RuntimeError):
-    """Something about a run's files, simulators or machine; the message says what to do."""
+    """Raised if a run's files, simulators or machine have a problem; the message says what to do."""
 
 
 def unknown_settings(label: str, unknown: Collection[str], known: Collection[str]) -> str:
     """
+    Write the error message about settings that do not exist.
+
     :param label: name of the algorithm
     :param unknown: names that were given and that it does not have
     :param known: names of its settings

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Writes files completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place when the block ends without an error."""
+    """
+    Give a temporary path beside ``path``; it replaces ``path`` when the block ends without an error.
+
+    :param path: the file to write
+    """
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         yield temporary

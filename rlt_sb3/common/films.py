@@ -1,4 +1,4 @@
-"""Films: how fast they are shown, and pictures as a video file."""
+"""Writes pictures as a video file, and computes the speed at which a film is shown."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ DEFAULT_FPS = 5.0
 
 def real_time(metadata: Mapping[str, Any], every_step: bool) -> float:
     """
+    Compute the speed at which a film lasts as long as the episode did.
+
     :param metadata: of the environment
     :param every_step: whether there is a frame for every control step; otherwise for every chunk
     :return: frames a second at which a film lasts as long as the episode did, as far as the environment says so

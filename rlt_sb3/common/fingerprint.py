@@ -1,8 +1,8 @@
 """
-Which frozen models an environment's observations come from: what was learned from them is worth nothing with others.
+Checks that what was learned from frozen models is used with the same ones.
 
-An environment says so in ``metadata["fingerprint"]``, a hash for each frozen model, e.g. ``{"vla": ..., "rl_token":
-...}``. Where it says nothing, nothing is compared.
+An environment lists a hash for each of its frozen models in ``metadata["fingerprint"]``, e.g. ``{"vla": ...,
+"rl_token": ...}``. An environment without this entry is not checked.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def check_fingerprint(owner: str, stored: Fingerprint | None, present: Fingerpri
     Compare the frozen models that both sides know.
 
     :param owner: run or file, for the message
-    :param stored: what it was made with
-    :param present: what the environment has
+    :param stored: hashes of the models that it was made with
+    :param present: hashes of the environment's models
     :param advice: what to do, a sentence
     :raises ValueError: if one of them has changed
     """
@@ -33,20 +33,22 @@ def check_fingerprint(owner: str, stored: Fingerprint | None, present: Fingerpri
 
 def check_run(run: Path, stored: Fingerprint | None, present: Fingerprint | None) -> None:
     """
-    Refuse an environment on whose frozen models a run was not trained.
+    Refuse an environment with other frozen models than those that a run was trained on.
 
     :param run: folder of the run
-    :param stored: what its results say
-    :param present: what the environment has
+    :param stored: the fingerprint in its results
+    :param present: hashes of the environment's models
     :raises ValueError: if they differ
     """
-    check_fingerprint(f"The run {run}", stored, present, "Put the run's weights back, or train anew.")
+    check_fingerprint(f"The run {run}", stored, present, "Put the run's weights back, or train again.")
 
 
 def of_run(run: Path) -> Fingerprint | None:
     """
+    Read the fingerprint in a run's results.
+
     :param run: folder of a run
-    :return: what its results say, ``None`` if they say nothing
+    :return: the fingerprint, ``None`` if the results have none
     """
     path = run / "evaluations.json"
     return json.loads(path.read_text()).get("fingerprint") if path.is_file() else None

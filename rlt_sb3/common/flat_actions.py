@@ -1,4 +1,4 @@
-"""Chunks as plain vectors, for algorithms that know nothing of chunks."""
+"""Wraps action chunks as plain vectors, for algorithms that know nothing of chunks."""
 
 from typing import Any
 
@@ -28,15 +28,15 @@ class FlatActions(VecEnvWrapper):
         self.chunk_shape = space.shape
 
     def reset(self) -> VecEnvObs:
-        """:return: first observations"""
+        """Reset the environment and return the first observations."""
         return self.venv.reset()
 
     def step_async(self, actions: np.ndarray) -> None:
-        """:param actions: (N, C * d)"""
+        """Pass vectors (N, C * d) on as chunks."""
         self.venv.step_async(np.reshape(actions, (self.num_envs, *self.chunk_shape)))
 
     def step_wait(self) -> VecEnvStepReturn:
-        """:return: as of the environment"""
+        """Return the results of the environment's step."""
         return self.venv.step_wait()
 
 

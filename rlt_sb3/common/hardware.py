@@ -1,4 +1,4 @@
-"""What the processor and the devices can do."""
+"""Which precisions the processor and the devices support."""
 
 from functools import cache
 from pathlib import Path
@@ -9,6 +9,8 @@ import torch as th
 @cache
 def has_bfloat16(device: th.device) -> bool:
     """
+    Tell whether a device multiplies bfloat16 matrices in hardware.
+
     :param device: where the matrices are
     :return: whether it multiplies bfloat16 matrices in hardware
     """

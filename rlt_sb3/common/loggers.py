@@ -16,13 +16,15 @@ from rlt_sb3.common.files import replacing
 
 class CSVWriter(KVWriter):
     """
-    metrics.csv: one row per logged step, flushed, so that a killed run keeps it; steps increase strictly (what is
-    logged twice for one step becomes one row).
+    Writes metrics.csv, one row per logged step.
+
+    Each row is flushed, so that a killed run keeps it. Steps increase strictly: what is logged twice for one step
+    becomes one row.
 
     Stable-Baselines3's own writer begins an empty file, and writes two rows for a step that is logged twice.
 
     :param path: the file; rows up to ``last_step`` of an existing one are kept
-    :param last_step: where a resumed run goes on; None to begin anew
+    :param last_step: last step to keep if a run is resumed; None to begin an empty file
     """
 
     STEP = "time/total_timesteps"
@@ -42,6 +44,8 @@ class CSVWriter(KVWriter):
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """
+        Write the numbers and texts of one step.
+
         :param key_values: what to log; only numbers and texts
         :param key_excluded: keys that some formats leave out
         :param step: chunks so far
@@ -85,8 +89,10 @@ class CSVWriter(KVWriter):
 
 class TensorBoardWriter(TensorBoardOutputFormat):
     """
-    :param folder: of the event files
-    :param last_step: where a resumed run goes on: later steps of older event files are hidden
+    Writes TensorBoard logs that a resumed run can continue.
+
+    :param folder: folder of the event files
+    :param last_step: last step to keep if a run is resumed: later steps of older event files are hidden
     """
 
     def __init__(self, folder: Path, last_step: int | None = None):
@@ -98,8 +104,10 @@ class TensorBoardWriter(TensorBoardOutputFormat):
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """
+        Write the values of one step.
+
         :param key_values: what to log
-        :param key_excluded: not heeded: what Stable-Baselines3 keeps from TensorBoard is in metrics.csv, too
+        :param key_excluded: ignored: keys that Stable-Baselines3 keeps from TensorBoard are in metrics.csv, too
         :param step: chunks so far
         """
         super().write(key_values, dict.fromkeys(key_excluded, ()), step)
@@ -107,9 +115,9 @@ class TensorBoardWriter(TensorBoardOutputFormat):
 
 class WandbWriter(KVWriter):
     """
-    Weights & Biases, ``pip install rlt[wandb]``. A resumed run goes on in the same W&B run.
+    Logs to Weights & Biases (``pip install rlt[wandb]``). A resumed run continues the same W&B run.
 
-    :param folder: the run's folder, where W&B keeps its files and the id is remembered
+    :param folder: folder of the run, where W&B keeps its files and the id
     :param settings: keyword arguments of ``wandb.init`` (project, entity, mode, tags, ...)
     :param name: name of the run
     :param config: shown with the run
@@ -126,6 +134,8 @@ class WandbWriter(KVWriter):
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """
+        Send the numbers of one step to W&B.
+
         :param key_values: what to log; only numbers
         :param key_excluded: keys that some formats leave out
         :param step: chunks so far
@@ -141,6 +151,8 @@ class WandbWriter(KVWriter):
 
 def import_wandb() -> Any:
     """
+    Import the package wandb.
+
     :return: the module
     :raises ValueError: if it is not installed; says how to get it
     """

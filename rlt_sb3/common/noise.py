@@ -1,4 +1,4 @@
-"""Exploration noise for action chunks, and the unit it is measured in."""
+"""Exploration noise for action chunks, and the unit in which it is measured."""
 
 from collections.abc import Sequence
 
@@ -12,6 +12,8 @@ SPREADS, LOWEST_UNIT, HIGHEST_UNIT = 8.0, 0.2, 1.0
 
 def unit_from_spread(chunks: np.ndarray) -> np.ndarray:
     """
+    Measure one unit of action by the spread of the VLA's actions.
+
     :param chunks: actions of the VLA in [-1, 1], (N, C, d)
     :return: one unit of action per dimension (d,), from the spread that the VLA's actions have
     """
@@ -37,7 +39,7 @@ class HeldNoise(ActionNoise):
         super().__init__()
 
     def __call__(self) -> np.ndarray:
-        """:return: noise of one chunk (C, d), equal rows"""
+        """Return noise of one chunk (C, d), equal rows."""
         return np.tile(np.random.normal(0.0, self.sigma), (self.chunk_length, 1))
 
     def __repr__(self) -> str:

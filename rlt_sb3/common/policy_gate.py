@@ -1,4 +1,4 @@
-"""The deployment gate: which actor is deployed; noise-free training episodes decide."""
+"""The deployment gate: it decides by noise-free training episodes which actor is deployed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlt_sb3.common.trials import Sample, Trial, is_better, more_successes_p, qu
 
 
 class GatedPolicy(Protocol):
-    """What a policy needs for the gate: beside the actor that learns, a copy on trial and a copy that is deployed."""
+    """A policy that a gate can control: it has the actor that learns, a copy on trial and a deployed copy."""
 
     @property
     def actor_on_trial(self) -> nn.Module:
@@ -29,7 +29,7 @@ class GatedPolicy(Protocol):
 
     @property
     def training_actor(self) -> nn.Module:
-        """The actor that practises."""
+        """The practicing actor, which learns and plays the other training episodes."""
 
     @property
     def starts_at_vla(self) -> bool:
@@ -39,7 +39,11 @@ class GatedPolicy(Protocol):
         """Copy the training actor to ``actor_on_trial``."""
 
     def deploy(self, parameters: Mapping[str, Any]) -> None:
-        """Give ``actor_deployed``, which ``predict`` plays, these parameters."""
+        """
+        Give ``actor_deployed``, which ``predict`` plays, these parameters.
+
+        :param parameters: an actor's state dict
+        """
 
 
 AnyEvaluation = TypeVar("AnyEvaluation")
@@ -47,16 +51,16 @@ AnyEvaluation = TypeVar("AnyEvaluation")
 
 class PolicyGate:
     """
-    Plays a share of the training episodes without noise, and deploys an actor that has shown itself to be better.
+    Plays a share of the training episodes without noise, and deploys an actor that beats the VLA in them.
 
-    The actor that practises is worse than the VLA for a while: it follows critics that are still wrong. Whoever uses
-    the model does not have to live with that. Noise-free episodes tell what an actor is worth. Noisy ones do not (noise
-    shakes free a policy that stands still), nor do those of an actor that changes with every update. So the gate
-    compares copies that do not change (safe policy improvement, as in Thomas et al., "High Confidence Policy
-    Improvement", 2015):
+    The practicing actor is worse than the VLA for a while, because it follows critics that are still wrong. The gate
+    keeps such an actor from being deployed. Only noise-free episodes of a fixed actor measure its success rate: noise
+    can free a policy that stands still, and the practicing actor changes with every update. So the gate compares
+    copies that do not change (safe policy improvement, as in Thomas et al., "High Confidence Policy Improvement",
+    2015):
 
-    1. *Baseline*: the first ``4 * window`` noise-free episodes are the VLA's. They start in the warm-up, and go on
-       after it until there are enough.
+    1. *Baseline*: the first ``4 * window`` noise-free episodes are the VLA's. They start in the warm-up, and
+       continue after it until there are enough.
     2. *Screening*: then a copy of the training actor is put on trial. If it is not better than the VLA in its first
        ``window`` trials, at a level of 10 %, the next copy has its turn.
     3. *Confirmation*: its next ``2 * window`` trials, and only these, decide. The copy is deployed if it solves more
@@ -64,19 +68,20 @@ class PolicyGate:
        confirmation since the last deployment. The levels of all confirmations add up to half of the budget; the other
        half belongs to :meth:`audition`.
 
-    Where the VLA solves so much that not even ``2 * window`` successes could pass, an actor has to be quicker: it
-    solves at least the VLA's share, in fewer control steps (Mann and Whitney's one-sided test on the successful
+    If the VLA solves so much that not even ``2 * window`` successes could pass, an actor has to be quicker: it must
+    solve at least the VLA's share, in fewer control steps (Mann and Whitney's one-sided test on the successful
     episodes, at the same levels). No actor is deployed that is worse in one of several tasks, or worse than the one
     that is deployed (both at 5 %).
 
     Episodes count in the order in which they *start* (see :class:`~rlt_sb3.common.trials.Sample`), and a sample is
-    judged when all of it has ended; a copy that cannot pass any more is rejected at once. Episodes in which the
-    simulator broke or someone took over are replaced. ``docs/guide/deployment_gate.md`` has the simulated error rates.
+    judged when all of its episodes have ended; a copy that can no longer pass is rejected at once. Episodes in which
+    the simulator broke or someone took over are replaced. ``docs/guide/deployment_gate.md`` has the simulated error
+    rates.
 
     An algorithm calls :meth:`play_vla` or :meth:`choose` before each vector step and :meth:`step` after it, and
-    :meth:`restart` where environments are reset from outside. Its policy is a :class:`GatedPolicy`.
+    :meth:`restart` when environments are reset from outside. Its policy is a :class:`GatedPolicy`.
 
-    :param share: share of the episodes that may be noise-free, in (0, 1]; those that no sample needs are practice
+    :param share: share of the episodes that may be noise-free, in (0, 1]; the others are played with noise
     :param window: trials of the screening; the baseline has four times as many, the confirmation twice
     :param budget: error rate in (0, 1): how often, at most, an actor that is not better than the VLA is deployed, over
         all copies that are tried until one is deployed
@@ -104,30 +109,32 @@ class PolicyGate:
                 f"gate.window={window} is too small for gate.budget={budget}: an actor that always succeeds could not "
                 "pass over a VLA that never does. Raise gate.window."
             )
-        self.recent: deque[bool] = deque(maxlen=window)  # trials of all actors, to be looked at
+        self.recent: deque[bool] = deque(maxlen=window)  # the last trials of all actors, for the log
         self.baseline = Sample(4 * window)  # the VLA's episodes
         self.trials = Sample()  # of the actor on trial
         self.deployed = Sample()  # confirmation of the deployed actor, if it has passed one
         self.on_trial = False  # whether an actor is on trial
         self.screened = False  # whether it has passed the screening
         self.confirmations = 0  # that were decided since the last deployment
-        self.auditions = 0  # likewise
+        self.auditions = 0  # that were decided since the last deployment
         self.candidates = 0  # actors that were put on trial
         self.approvals = 0  # actors that were deployed
         self.clock = 0  # vector steps
         self._longest = 0  # longest episode, in vector steps
-        self._practising = self._warned = False
+        self._practicing = self._warned = False
         self.restart(1)
 
     def level(self, number: int) -> float:
         """
+        Compute the significance level of a test.
+
         :param number: of the confirmation, or of the audition, since the last deployment; from 1
         :return: its level; all of them add up to half of the budget
         """
         return self.budget / 2 / (number * (number + 1))
 
     def state_dict(self) -> dict[str, Any]:
-        """:return: plain data (for JSON) from which :meth:`load_state_dict` goes on; without the running episodes"""
+        """Return plain data (for JSON) from which :meth:`load_state_dict` continues, without the running episodes."""
         state = {name: getattr(self, name) for name in self.COUNTERS}
         longest = self._longest_possible()
         samples = {name: getattr(self, name).until(self.clock - longest).to_list() for name in self.SAMPLES}
@@ -135,7 +142,7 @@ class PolicyGate:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """
-        Go on where another gate was; new episodes begin.
+        Continue where another gate stopped; new episodes begin.
 
         :param state: of :meth:`state_dict`
         """
@@ -150,14 +157,14 @@ class PolicyGate:
     # ---------------------------------------------------------------- which actor plays
 
     def begin(self) -> None:
-        """A new run begins, maybe in another environment: the VLA plays first again, and nobody is on trial."""
+        """Begin a new run: the VLA plays its baseline episodes first, and no actor is on trial."""
         self.abandon_trial()
         self.baseline, self.deployed, self._longest = Sample(4 * self.window), Sample(), 0
-        self._practising = self._warned = False
+        self._practicing = self._warned = False
 
     def restart(self, n_envs: int) -> None:
         """
-        New episodes begin in all environments; the running ones do not count.
+        Begin new episodes in all environments; the running ones do not count.
 
         Neither do others of the unfinished samples that started when they could still be running.
 
@@ -169,7 +176,7 @@ class PolicyGate:
         self._open_seats(n_envs)
 
     def _longest_possible(self) -> int:
-        """:return: vector steps after which an episode has surely ended, as far as known"""
+        """Return the number of vector steps after which an episode has ended, as far as known."""
         return max(self._longest, int(self._age.max(initial=0)) + 1) if self.clock else 0
 
     def _open_seats(self, n_envs: int) -> None:
@@ -187,13 +194,15 @@ class PolicyGate:
 
     def plays_vla(self, policy: GatedPolicy) -> bool:
         """
+        Tell whether ``predict`` plays the VLA's chunks.
+
         :param policy: the policy
         :return: whether what is deployed plays the VLA's own chunks
         """
         return self.none_deployed and policy.starts_at_vla
 
     def play_vla(self) -> None:
-        """The VLA's own chunks are played everywhere, without noise: all episodes that begin can be its baseline."""
+        """Play the VLA's own chunks without noise in all environments; all new episodes can be its baseline."""
         self._take_seats(np.ones(self.n_envs, dtype=bool), "vla")
         self.noise_free = np.ones(self.n_envs, dtype=bool)
 
@@ -201,17 +210,17 @@ class PolicyGate:
         self, policy: GatedPolicy, observation: Any, chunks: np.ndarray, reference: np.ndarray, ready: bool
     ) -> np.ndarray:
         """
-        Which actor collects in which environment: the VLA or the actor on trial where there is no noise.
+        Choose who plays in each environment: the training actor, the VLA or the actor on trial.
 
         :param policy: the policy
         :param observation: as its actors take it, of all environments
         :param chunks: of the training actor (n_envs, ...)
         :param reference: the VLA's own chunks, like ``chunks``
-        :param ready: whether the training actor moves; if so, a copy of it goes on trial now, where none is and the
-            baseline is complete
-        :return: chunks to play (n_envs, ...); those of ``noise_free`` are to be played as they are
+        :param ready: whether the training actor moves. If it does, no actor is on trial and the baseline is complete, a
+            copy of it goes on trial now
+        :return: chunks to play (n_envs, ...). No noise may be added to those of ``noise_free``
         """
-        self._practising |= ready
+        self._practicing |= ready
         if ready and not self.on_trial and self.baseline.complete:
             self.start_trial(policy)
         if self._fresh.any():
@@ -226,7 +235,7 @@ class PolicyGate:
         return chunks
 
     def _take_seats(self, drawn: np.ndarray, *players: str) -> None:
-        """Of the episodes that begin now, those that are drawn belong to the first sample that wants more."""
+        """Assign the episodes that begin now and are drawn to the first sample that needs more."""
         samples = {"vla": self.baseline, "actor": self.trials}
         for env in np.flatnonzero(drawn & self._fresh):
             name = next((name for name in players if samples[name].wanted), "")
@@ -245,7 +254,7 @@ class PolicyGate:
         self.candidates += 1
 
     def abandon_trial(self) -> None:
-        """The actor on trial is that no longer; its running episodes become practice. The next one has its turn."""
+        """End the trial without a decision; its running episodes become practice, and the next actor can be tried."""
         self.on_trial = self.screened = False
         self.trials = Sample()
         for env in np.flatnonzero(self.player == "actor"):
@@ -301,7 +310,7 @@ class PolicyGate:
             self._judge(policy)
 
     def _judge(self, policy: GatedPolicy) -> None:
-        """Deploy or reject the actor on trial, if that is decided."""
+        """Deploy or reject the actor on trial, if its episodes decide."""
         if not self.screened:
             passed = self._passed(self.window, self.SCREENING)
             if passed is False:
@@ -313,7 +322,7 @@ class PolicyGate:
         passed = self._passed(2 * self.window, self.level(self.confirmations + 1))
         if passed is None:
             return
-        self.confirmations += 1  # whether it has failed early or late: its trials have been looked at
+        self.confirmations += 1  # also after an early failure, since its trials have been tested
         if passed and not self._worse():
             self.deploy(policy)
         else:
@@ -354,7 +363,7 @@ class PolicyGate:
         :param evaluate: plays what is deployed
         :param paired: of the evaluation: states that the VLA fails in and the actor solves, states that only the VLA
             solves
-        :param better: of the evaluation: whether the actor does better than what is deployed; None: nothing to compare
+        :param better: of the evaluation: whether the actor does better than the deployed one; None: not compared
         :return: evaluation of the training actor, whether it is deployed now
         """
         before = {name: value.clone() for name, value in policy.actor_deployed.state_dict().items()}
@@ -369,12 +378,12 @@ class PolicyGate:
                 policy.deploy(before)
         self.auditions += 1
         if passed:
-            self._approve(Sample())  # its states are others than those of training: no trials to compare with
+            self._approve(Sample())  # the evaluation has other states than training: no trials to compare with
         return result, passed
 
     def warn_of_open_baseline(self) -> None:
-        """Warn, once, if training has ended before an actor could go on trial."""
-        if self._practising and not self.baseline.complete and not self._warned:
+        """Warn, once, if training has ended before an actor could be put on trial."""
+        if self._practicing and not self.baseline.complete and not self._warned:
             self._warned = True
             warnings.warn(
                 f"No actor has been on trial, so none could be deployed: {len(self.baseline.ended())} noise-free "

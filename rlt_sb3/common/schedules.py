@@ -7,14 +7,14 @@ from numbers import Real
 @dataclass(frozen=True)
 class ChunkSchedule:
     """
-    A linear change over the first chunks, however long training goes on.
+    A value that changes linearly over the first chunks, whatever the length of training.
 
     Stable-Baselines3's schedules count in shares of the whole training: a longer budget would stretch them, and a run
     that is resumed with a larger one would go back on its schedule.
 
     :param start: value before the first chunk
     :param end: value from ``chunks`` on
-    :param chunks: over how many chunks it changes
+    :param chunks: number of chunks over which it changes
     :raises ValueError: for values that are no numbers, or ``chunks`` below 1
     """
 
@@ -29,6 +29,8 @@ class ChunkSchedule:
 
     def __call__(self, collected: int) -> float:
         """
+        Compute the value after a number of chunks.
+
         :param collected: chunks so far
         :return: the value now
         """

@@ -44,7 +44,7 @@ def fisher_p(*tables: tuple[int, int, int, int]) -> float:
 
     :param tables: ``(successes, n, successes of the other sample, its n)``. Several tables are strata, for instance
         tasks: only differences within a table count (the exact form of the Mantel-Haenszel test)
-    :return: p value: the probability of at least so many successes, given the successes of both samples together
+    :return: p value: the probability of at least this many successes, given the successes of both samples together
     """
     distribution, observed = np.ones(1), 0
     for k, n, other_k, other_n in tables:

@@ -12,18 +12,20 @@ from torch.nn import functional as F
 
 class AntiWindupClamp(th.autograd.Function):
     """
-    ``clamp(x, -1, 1)`` whose gradient survives at and beyond the border.
+    Computes ``clamp(x, -1, 1)``, with a gradient at and beyond the border as well.
 
-    VLA chunks sit exactly on the border all the time (the gripper command is -1 or 1). The gradient of
-    ``torch.clamp`` is zero beyond it, so a unit pushed outside could never return. A plain straight-through
-    gradient would be wrong the other way: a critic that likes larger values pushes the unit ever further out while
-    the output stays 1, and the pull towards the reference, computed on the output, does not notice. So gradients
-    pass everywhere except for those whose descent step would move a saturated unit further outside.
+    Numbers of VLA chunks are often exactly on the border (the gripper command is -1 or 1). The gradient of
+    ``torch.clamp`` is zero beyond the border, so a unit pushed outside could never return. A plain straight-through
+    gradient has the opposite fault: a critic that prefers larger values pushes the unit ever further out while the
+    output stays 1, and the pull towards the reference, which is computed from the output, does not change. So all
+    gradients pass except those whose descent step would move a saturated unit further outside.
     """
 
     @staticmethod
     def forward(ctx: Any, x: th.Tensor) -> th.Tensor:
         """
+        Clamp to [-1, 1].
+
         :param x: any shape
         :return: x limited to [-1, 1]; inside exactly x
         """
@@ -33,6 +35,8 @@ class AntiWindupClamp(th.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: th.Tensor) -> th.Tensor:
         """
+        Drop gradients whose descent step would move a saturated unit further outside.
+
         :param grad: gradient of the output
         :return: gradient of the input
         """
@@ -45,8 +49,8 @@ class EnsembleMLP(nn.Module):
     """
     ``n`` independent MLPs with one output each, evaluated together with batched matrix products.
 
-    Hidden layers are ``activation(LayerNorm(W x + b))``. LayerNorm has no affine part: the bias before it and the
-    weights after it do the same work, and two passes over the activations are saved.
+    Hidden layers are ``activation(LayerNorm(W x + b))``. LayerNorm has no affine part, which saves two passes over the
+    activations: the bias before it and the weights after it do the same work.
 
     :param n: number of members
     :param input_dim: size of the input
@@ -74,9 +78,11 @@ class EnsembleMLP(nn.Module):
         self, x: th.Tensor, members: th.Tensor | slice | None = None, actions: th.Tensor | None = None
     ) -> th.Tensor:
         """
+        Evaluate members of the ensemble.
+
         :param x: inputs (B, input_dim), or their first part if ``actions`` are given
         :param members: indices of the members to evaluate; all by default
-        :param actions: the last part of the inputs. Where the weights get no gradient it has a product of its own: no
+        :param actions: the last part of the inputs. Where the weights get no gradient it is multiplied separately: no
             copy to join the parts, and no gradient of the wide part on the way back.
         :return: outputs (members, B)
         """
@@ -106,6 +112,8 @@ class EnsembleMLP(nn.Module):
 
 def times_per_dimension(chunks: th.Tensor, factor: Any) -> th.Tensor:
     """
+    Multiply every control step's action by a factor.
+
     :param chunks: flat chunks (B, C*d)
     :param factor: a number, or one per action dimension (d,)
     :return: the chunks, every step's actions times the factor

@@ -1,4 +1,4 @@
-"""Episodes of one player, counted in the order of their start, and what two such samples say about each other."""
+"""Samples of episodes, counted in the order of their start, and tests that compare two samples."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Trial:
 
 class Sample:
     """
-    The first so many episodes that one player has started.
+    The first ``size`` episodes that one player has started.
 
-    Successes are shorter than failures, so the first episodes to *finish* are successes more often than they should
-    be. The first episodes to *start* are a fair sample, as soon as all of them have ended.
+    Successes are shorter than failures, so the first episodes to *finish* are successes too often. The first episodes
+    to *start* are a fair sample as soon as all of them have ended.
 
-    :param size: episodes wanted
-    :param trials: episodes so far, in order of their start
+    :param size: number of episodes wanted
+    :param trials: episodes so far, in the order of their start
     """
 
     def __init__(self, size: int = 0, trials: Iterable[Trial] = ()):
@@ -54,7 +54,7 @@ class Sample:
 
     def start(self, now: int) -> Trial:
         """
-        An episode starts.
+        Add an episode that starts now.
 
         :param now: the vector step
         :return: the episode, to be told what happens
@@ -63,18 +63,26 @@ class Sample:
         return self.trials[-1]
 
     def drop(self, trial: Trial) -> None:
-        """:param trial: does not count; the next one to start is taken in its place"""
+        """
+        Remove an episode that does not count; the next one to start takes its place.
+
+        :param trial: the episode
+        """
         self.trials.remove(trial)
 
     def ended(self, n: int | None = None) -> list[Trial]:
         """
-        :param n: of the first so many that have started; None: of all
-        :return: episodes that have ended
+        List the episodes that have ended.
+
+        :param n: look only at the first n that have started; None: at all
+        :return: the episodes
         """
         return [trial for trial in self.trials[:n] if trial.success is not None]
 
     def count(self, task: int | None = None) -> tuple[int, int]:
         """
+        Count successes and episodes.
+
         :param task: None: all
         :return: successes, and episodes that have ended
         """
@@ -83,34 +91,42 @@ class Sample:
 
     def until(self, last: int) -> Sample:
         """
+        Cut off the running episodes without a bias.
+
+        To drop only the running episodes would keep the short ones, which are successes more often.
+
         :param last: vector step
-        :return: the sample that is left if the running episodes are cut off: all of it if it is complete, else what
-            was started up to then. To drop the running episodes alone would leave the short ones, which are successes
+        :return: the whole sample if it is complete, else the episodes that started up to ``last``
         """
         return self if self.complete else Sample(self.size, [trial for trial in self.trials if trial.start <= last])
 
     def to_list(self) -> list[Any]:
-        """:return: plain data for :meth:`from_list`"""
+        """Return plain data for :meth:`from_list`."""
         return [self.size, *map(list, map(astuple, self.trials))]
 
     @classmethod
     def from_list(cls, data: Sequence[Any]) -> Sample:
-        """:param data: of :meth:`to_list`"""
+        """
+        Make a sample from plain data.
+
+        :param data: of :meth:`to_list`
+        :return: the sample
+        """
         size, *trials = data
         return cls(size, [Trial(*trial) for trial in trials])
 
 
 def is_better(sample: Sample, n: int, reference: Sample, level: float, by_speed: bool) -> bool | None:
     """
-    Whether a player is better than another, judged by the first episodes of a sample.
+    Judge by the first episodes of a sample whether a player is better than another.
 
     :param sample: of the player
     :param n: number of episodes to judge by
     :param reference: of the other player, complete
-    :param level: of the tests
-    :param by_speed: whether it has to be quicker with as many successes; else it has to succeed more often, or as often
-        where not even n successes reach the level
-    :return: the verdict; None if it is open. A negative one comes as soon as nothing can change it
+    :param level: significance level of the tests
+    :param by_speed: whether the player has to be quicker with as many successes. Otherwise it has to succeed more
+        often, or as often where not even n successes reach the level
+    :return: the verdict; None while it is open. A negative one comes as soon as no further episode can change it
     """
     trials = sample.ended(n)
     successes, episodes = reference.count()
@@ -128,6 +144,8 @@ def is_better(sample: Sample, n: int, reference: Sample, level: float, by_speed:
 
 def tables(sample: Sample, reference: Sample) -> list[tuple[int, int, int, int]]:
     """
+    Pair the counts of two samples task by task.
+
     :param sample: of one player
     :param reference: of another
     :return: for each task that both have played: successes and episodes, of the one and of the other
@@ -138,6 +156,8 @@ def tables(sample: Sample, reference: Sample) -> list[tuple[int, int, int, int]]
 
 def more_successes_p(sample: Sample, reference: Sample) -> float:
     """
+    Test whether a sample has more successes than another.
+
     :param sample: of one player
     :param reference: of another
     :return: p value for more successes, compared task by task
@@ -147,9 +167,11 @@ def more_successes_p(sample: Sample, reference: Sample) -> float:
 
 def as_successful(sample: Sample, reference: Sample) -> bool:
     """
+    Test whether a sample has as many successes as another one's success rates predict.
+
     :param sample: of one player
     :param reference: of another
-    :return: whether it has as many successes as the other's shares of success let expect in the same tasks
+    :return: whether it has at least the successes expected from the other's success rate in each task
     """
     by_task = tables(sample, reference)
     return sum(k for k, *_ in by_task) >= sum(n * k0 / n0 for _, n, k0, n0 in by_task) - 1e-9
@@ -157,6 +179,8 @@ def as_successful(sample: Sample, reference: Sample) -> bool:
 
 def worse_on_a_task(sample: Sample, reference: Sample, level: float) -> bool:
     """
+    Test whether a sample succeeds less often than another in any one task.
+
     :param sample: of one player
     :param reference: of another
     :param level: of all tasks together
@@ -168,6 +192,8 @@ def worse_on_a_task(sample: Sample, reference: Sample, level: float) -> bool:
 
 def quicker_p(sample: Sample, reference: Sample) -> float:
     """
+    Test whether a sample's successful episodes take fewer control steps than another's.
+
     :param sample: of one player
     :param reference: of another
     :return: p value for fewer control steps in the successful episodes. Steps are in units of the other player's

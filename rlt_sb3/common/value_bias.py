@@ -1,4 +1,4 @@
-"""Compares what the critic promises at the start of an episode with what then happens."""
+"""Compares the critics' value of an episode's first chunk with the return of the episode."""
 
 import warnings
 from collections import deque
@@ -11,18 +11,18 @@ from rlt_sb3.common.chunk_outcome import ChunkOutcome
 
 class ValueBias:
     """
-    Mean of Q(s0, a0) minus the realised discounted return over recent episodes; counts control steps on the way.
+    Averages Q(s0, a0) minus the realized discounted return over recent episodes, and counts control steps.
 
-    Over-estimation is how this kind of training fails: critics promise success for actions that never had any, the
-    actor follows, the success rate falls. The gap shows it before the success rate does. Episodes that run into the
-    horizon count with the return they had, without a bootstrap.
+    This kind of training fails by over-estimation: critics predict success for actions that never had any, the actor
+    follows them, and the success rate falls. The gap shows this before the success rate does. Episodes that run into
+    the horizon count with their return, without a bootstrap.
 
     :param n_envs: number of environments
     :param gamma: discount per control step
     :param span: width of the range that returns can take
     :param window: episodes to average over
-    :param limit: warn, once, when the gap exceeds this fraction of ``span`` ...
-    :param patience: ... during this many episodes in a row
+    :param limit: warn, once, if the gap exceeds this fraction of ``span`` ...
+    :param patience: ... in this many episodes in a row
     """
 
     #: lowest and highest discounted return so far, of finished episodes and of their last chunks
@@ -61,13 +61,13 @@ class ValueBias:
         self, outcomes: Sequence[ChunkOutcome], dones: np.ndarray, q_function: Callable[[], np.ndarray] | None
     ) -> None:
         """
-        Take note of one vector step.
+        Count one vector step.
 
         :param outcomes: of the chunks just played, one per sub-environment
         :param dones: (n_envs,)
         :param q_function: gives Q (n_envs,) of the executed chunks; None while the critic is not trained
         """
-        # before the critical phase the VLA acts, and the critics know nothing of it: the promise is made at its start
+        # before the critical phase the VLA acts, and the critics do not learn: they are asked at the start of the phase
         critical = np.array([outcome.critical for outcome in outcomes], dtype=bool)
         asked = self.new & critical
         if q_function is not None and asked.any():
@@ -97,7 +97,7 @@ class ValueBias:
         if self.streak >= self.patience and not self.warned:
             self.warned = True
             warnings.warn(
-                f"Q at episode starts has been above the realised discounted return, by {mean:.2f} on average, for "
+                f"Q at episode starts has been above the realized discounted return, by {mean:.2f} on average, for "
                 f"{self.streak} episodes: the critics over-estimate and the actor may follow them away from the VLA. "
                 "Raise bc_coef, n_steps, n_critics or learning_starts, or lower utd.",
                 stacklevel=2,

@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from rlt_sb3.common.chunk_outcome import ChunkOutcome
 
-#: Keys that speak, for every sub-environment, about the chunk just played, also where an episode has just ended
+#: Keys that describe the chunk just played for every sub-environment, also if its episode has just ended
 _CHUNK_KEYS = ("inner_obs", "inner_count")
 
 #: Keys that a SAME_STEP vector env adds to ``infos`` for the sub-environments that just finished
@@ -21,20 +21,20 @@ _FINAL_KEYS = frozenset({"final_obs", "final_info", "_final_obs", "_final_info"}
 
 class GymnasiumVecEnv(VecEnv):
     """
-    Makes any Gymnasium ``VectorEnv`` in ``SAME_STEP`` mode usable by Stable-Baselines3.
+    Makes a Gymnasium ``VectorEnv`` in ``SAME_STEP`` mode usable by Stable-Baselines3.
 
-    Stable-Baselines3 asks a ``VecEnv`` to reset a finished sub-environment inside the same step, to return the
+    Stable-Baselines3 expects a ``VecEnv`` to reset a finished sub-environment inside the same step, to return the
     observation after that reset, and to put the last observation of the finished episode in
-    ``info["terminal_observation"]``. ``AutoresetMode.SAME_STEP`` is the one Gymnasium mode with that meaning;
-    ``NEXT_STEP`` would store a made-up transition (ignored action, reward 0) after every episode.
+    ``info["terminal_observation"]``. Of Gymnasium's modes only ``AutoresetMode.SAME_STEP`` does this. ``NEXT_STEP``
+    would store an invalid transition (ignored action, reward 0) after every episode.
 
     Each info has ``outcome``, the :class:`~rlt_sb3.common.chunk_outcome.ChunkOutcome` of the chunk just played.
 
-    No episode statistics are kept here: wrap the result in
-    ``stable_baselines3.common.vec_env.VecMonitor(venv, info_keywords=("is_success",))``.
+    It keeps no episode statistics: wrap it in ``stable_baselines3.common.vec_env.VecMonitor(venv,
+    info_keywords=("is_success",))``.
 
-    :param env: vector environment whose ``metadata["autoreset_mode"]`` is ``AutoresetMode.SAME_STEP``,
-        with a flat observation space (``Box``, ... or a ``Dict`` of them)
+    :param env: vector environment whose ``metadata["autoreset_mode"]`` is ``AutoresetMode.SAME_STEP``, with a flat
+        observation space (``Box``, ... or a ``Dict`` of them)
     :raises TypeError: if ``env`` is no ``VectorEnv``
     :raises ValueError: if the autoreset mode is not SAME_STEP or the observation space is nested
     """
@@ -132,8 +132,10 @@ class GymnasiumVecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """
-        Attribute of the vector env, or of one of its wrappers, if there is one of that name: the same object for every
-        index. Otherwise of the sub-environments, if the vector env gives access to them (``get_attr``).
+        Get an attribute of the vector env or its wrappers, otherwise of the sub-environments.
+
+        An attribute of the vector env is the same object for every index. Sub-environments are asked if the vector env
+        gives access to them (``get_attr``).
 
         :param attr_name: name of the attribute
         :param indices: which sub-environments; all by default
@@ -152,7 +154,10 @@ class GymnasiumVecEnv(VecEnv):
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """
-        Set an attribute of the vector env if it has one of that name, otherwise of the sub-environments (as
+        Set an attribute of the vector env, otherwise of the sub-environments.
+
+        It is looked for as in :meth:`get_attr`.
+
         :meth:`get_attr` looks for it).
 
         :param attr_name: name of the attribute
@@ -174,8 +179,10 @@ class GymnasiumVecEnv(VecEnv):
 
     def env_method(self, method_name: str, *method_args, indices: VecEnvIndices = None, **method_kwargs) -> list[Any]:
         """
-        Call a method of the vector env, or of one of its wrappers, if there is one of that name: once, and every index
-        gets the same result. Otherwise of every sub-environment, if the vector env can (``call``).
+        Call a method of the vector env or its wrappers, otherwise of the sub-environments.
+
+        A method of the vector env is called once, and every index gets the same result. Sub-environments are asked if
+        the vector env can (``call``).
 
         :param method_name: name of the method
         :param method_args: its arguments
@@ -196,7 +203,7 @@ class GymnasiumVecEnv(VecEnv):
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         """
-        Always False: wrappers of single environments cannot be seen through a vector env.
+        Return False for all: wrappers of single environments cannot be seen through a vector env.
 
         :param wrapper_class: not used
         :param indices: which sub-environments
@@ -206,6 +213,8 @@ class GymnasiumVecEnv(VecEnv):
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         """
+        Draw all sub-environments.
+
         :return: one RGB picture (H, W, 3) per sub-environment; None where there is none
         """
         frames: Any = self.env.render()
@@ -245,8 +254,10 @@ class GymnasiumVecEnv(VecEnv):
 
 class WholeEpisodeMonitor(VecMonitor):
     """
-    Stable-Baselines3's ``VecMonitor`` that says nothing of episodes whose worker had to be restarted: they are no
-    failures of the policy, and would be in ``rollout/success_rate``, ``ep_rew_mean`` and ``ep_len_mean``.
+    A ``VecMonitor`` that ignores episodes whose worker had to be restarted.
+
+    Those episodes are no failures of the policy. Stable-Baselines3's ``VecMonitor`` would count them in
+    ``rollout/success_rate``, ``ep_rew_mean`` and ``ep_len_mean``.
 
     :param venv: a :class:`GymnasiumVecEnv` (or wrapper of one) whose infos have ``is_success`` where an episode ends
     """
@@ -255,7 +266,7 @@ class WholeEpisodeMonitor(VecMonitor):
         super().__init__(venv, info_keywords=("is_success",))
 
     def step_wait(self) -> VecEnvStepReturn:
-        """:return: as ``VecMonitor``; without ``episode`` and ``is_success`` in the infos of broken episodes"""
+        """Step as ``VecMonitor`` does, without ``episode`` and ``is_success`` in the infos of broken episodes."""
         obs, rewards, dones, infos = super().step_wait()
         for info in infos:
             if info["outcome"].broken:
@@ -266,8 +277,10 @@ class WholeEpisodeMonitor(VecMonitor):
 
 def metadata_of(venv: VecEnv | None) -> Mapping[str, Any]:
     """
+    Read the metadata of an environment.
+
     :param venv: an environment, or None
-    :return: what its ``metadata`` says, e.g. "robot" and "fingerprint"; nothing where it gives no access to it
+    :return: its ``metadata``, e.g. "robot" and "fingerprint"; empty if the environment gives no access to it
     """
     try:
         return ({} if venv is None else venv.get_attr("metadata")[0]) or {}
@@ -283,7 +296,7 @@ def _missing(key: str, index: int) -> str:
 
 
 def _present(infos: Mapping[str, Any], key: str, index: int) -> Any:
-    """Value of ``infos[key]``, or None if the key is absent or masked out for this sub-environment."""
+    """Return the value of ``infos[key]``, or None if the key is absent or masked out for this sub-environment."""
     mask = infos.get("_" + key)
     if key not in infos or (mask is not None and not mask[index]):
         return None

@@ -1,1 +1,1 @@
-"""Policies played on fixed initial states, and what is made of the outcomes: intervals, pairs, shards."""
+"""Evaluations of policies on fixed initial states: intervals, paired comparisons, shards."""

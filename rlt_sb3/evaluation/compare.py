@@ -1,4 +1,4 @@
-"""Two policies on the same initial states, pair by pair."""
+"""Compares two policies on the same initial states, pair by pair."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlt_sb3.evaluation.results import Evaluation
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two policies on the same initial states.
+    """The outcomes of two policies on the same initial states.
 
     :param fixed: states that only the second policy solves
     :param broken: states that only the first policy solves

@@ -1,4 +1,4 @@
-"""Evaluation on fixed initial states, each played exactly once, so that two policies can be compared pair by pair."""
+"""Evaluates policies on fixed initial states, each played exactly once, so that they can be compared pair by pair."""
 
 from __future__ import annotations
 
@@ -15,14 +15,22 @@ from rlt_sb3.evaluation.results import Evaluation, StateResult
 PolicyFn = Callable[[dict[str, np.ndarray]], np.ndarray]
 
 #: The best checkpoint is chosen on "selection", only "eval" is reported. The two are disjoint from the training states,
-#: which are no choice here: they are drawn at random, so no two evaluations would play the same ones.
+#: which cannot be evaluated on: they are drawn at random, so no two evaluations would play the same ones.
 SPLITS = ("selection", "eval")
 
 
 class Predictor(Protocol):
-    """What has Stable-Baselines3's ``predict``."""
+    """A model with the ``predict`` of Stable-Baselines3."""
 
-    def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[np.ndarray, Any]: ...
+    def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[np.ndarray, Any]:
+        """
+        Choose actions, as a model of Stable-Baselines3 does.
+
+        :param observation: batch of observations
+        :param deterministic: without exploration noise
+        :return: actions (N, C, d), and a state that is not used
+        """
+        ...
 
 
 def as_policy(policy: str | Predictor | PolicyFn) -> PolicyFn:
@@ -46,6 +54,8 @@ def as_policy(policy: str | Predictor | PolicyFn) -> PolicyFn:
 
 def check_split(split: str) -> None:
     """
+    Check the name of a split.
+
     :param split: which set of initial states
     :raises ValueError: if it is none of :data:`SPLITS`
     """
@@ -57,7 +67,7 @@ def check_split(split: str) -> None:
 
 
 def _per_env(infos: dict[str, Any], key: str, index: int, default: Any) -> Any:
-    """One env's entry of a Gymnasium vector info, or the default where the mask says that it has none."""
+    """Return one env's entry of a Gymnasium vector info, or the default if the mask says that it has none."""
     if key not in infos or not infos.get("_" + key, np.ones(index + 1, dtype=bool))[index]:
         return default
     return infos[key][index]
@@ -79,7 +89,7 @@ def evaluate(
     The env restarts its fixed sequence at every ``reset(options={"init_states": split})``: episode ``j`` of env ``i``
     is pair ``(N - 1 - i) + j * N``. An episode that ended with ``worker_restarted`` does not count: the env plays it
     again. An env that says how many states a split has (``env.unwrapped.init_state_counts``, by split) is not asked for
-    more. An env that has played its share goes on until the others are done; those episodes are not counted.
+    more. An env that has played its share continues until the others are done; those episodes are not counted.
     Evaluation is deterministic and touches neither the policy nor any training state.
 
     :param policy: see :func:`as_policy`
@@ -181,7 +191,7 @@ def _play(
 
 class _Films:
     """
-    Pictures of some pairs' episodes; the others cost nothing.
+    Takes pictures of some pairs' episodes; the others cost no time.
 
     :param env: the environment
     """

@@ -1,4 +1,4 @@
-"""What an evaluation found, as data, CSV and JSON."""
+"""The outcome of an evaluation, as data, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from rlt_sb3.common.stats import wilson_interval
 
 @dataclass(frozen=True)
 class StateResult:
-    """What became of one initial state.
+    """
+    The outcome of one initial state.
 
     :param pair: number of the state in its split's fixed order
     :param task_id: task of the suite
@@ -80,7 +81,7 @@ class Evaluation:
 
     @property
     def control_steps(self) -> int:
-        """Control steps played in all."""
+        """Control steps of all episodes."""
         return sum(row.steps for row in self.rows)
 
     def __str__(self) -> str:
@@ -88,12 +89,12 @@ class Evaluation:
         return f"{self.successes}/{self.n} ({self.rate:.0%}, 95 % CI {low:.0%} to {high:.0%})"
 
     def per_task(self) -> dict[int, Evaluation]:
-        """The same outcome split up by task."""
+        """Split the outcome by task."""
         tasks = sorted({row.task_id for row in self.rows})
         return {t: Evaluation(self.policy, self.split, [r for r in self.rows if r.task_id == t]) for t in tasks}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: the summary, then the rows."""
+        """Convert to plain data for JSON: the summary, then the rows."""
         low, high = self.interval
         steps = self.steps_to_success
         return {
@@ -108,12 +109,22 @@ class Evaluation:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Evaluation:
-        """Inverse of :meth:`to_dict`."""
+        """
+        Read an evaluation from plain data.
+
+        :param data: from :meth:`to_dict`
+        :return: the evaluation, without films
+        """
         return cls(data["policy"], data["split"], [StateResult(**row) for row in data["rows"]])
 
 
 def csv_rows(evaluations: Iterator[Evaluation] | list[Evaluation]) -> str:
-    """All rows of some evaluations as one CSV text."""
+    """
+    Write the rows of some evaluations as one CSV text.
+
+    :param evaluations: the evaluations
+    :return: a header, then one line for each initial state
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["policy", "split", *StateResult.__dataclass_fields__])
@@ -128,5 +139,11 @@ def _plain(value: Any) -> Any:
 
 
 def dumps(data: Any) -> str:
-    """JSON with NaN refused, so that every other tool can read it."""
+    """
+    Write JSON that every other tool can read: NaN is refused.
+
+    :param data: plain data
+    :return: the text
+    :raises ValueError: if there is a NaN or an infinite number
+    """
     return json.dumps(data, indent=2, allow_nan=False) + "\n"

@@ -1,4 +1,4 @@
-"""An evaluation in parts: ``rlt eval RUN --shard 1/3`` on three machines, then ``rlt eval --merge FILES``."""
+"""Merges an evaluation that was played in parts: ``rlt eval RUN --shard 1/3``, then ``rlt eval --merge FILES``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ SAME = ("policy", "split", "n_states", "model_sha256", "settings", "fingerprint"
 
 
 class MergeError(RunError):
-    """The parts do not make one evaluation."""
+    """Raised if the parts do not make one evaluation."""
 
 
 def parse_shard(text: str | None) -> tuple[int, int]:
     """
-    :param text: "k/n", counted from 1; None for everything
+    Read which part of an evaluation to play.
+
+    :param text: "k/n", counted from 1; None for the whole evaluation
     :return: (k - 1, n)
-    :raises ValueError: for anything else
+    :raises ValueError: if the text has another form
     """
     if text is None:
         return 0, 1
@@ -36,7 +38,7 @@ def merge(files: list[Path]) -> dict[str, Any]:
     Put the parts of an evaluation together.
 
     :param files: JSON files of ``rlt eval --shard``
-    :return: contents of the file that one evaluation of everything would have written: rows of the policy, and of the
+    :return: contents of the file that one evaluation of all states would have written: rows of the policy, and of the
         frozen VLA where every part has them
     :raises MergeError: if a part is missing, there twice, incomplete, or of another evaluation
     """
@@ -58,18 +60,25 @@ def merge(files: list[Path]) -> dict[str, Any]:
                     f"{first.get(key)}."
                 )
         if count != first["shard"][1]:
-            raise MergeError(f"{path} is part {index}/{count}, but {files[0]} is one of {first['shard'][1]}.")
+            raise MergeError(
+                f"{path} is part {index}/{count}, but {files[0]} is one of {first['shard'][1]}: give the parts of one "
+                "division."
+            )
         if index in parts:
-            raise MergeError(f"Part {index}/{count} is there twice ({path}).")
+            raise MergeError(f"Part {index}/{count} is there twice ({path}): give each part once.")
         expected = list(range(index - 1, data["n_states"], count))
         for rows in [data["rows"]] + ([data["vla"]["rows"]] if "vla" in data else []):
             if [row["pair"] for row in rows] != expected:
-                raise MergeError(f"{path} does not have each of the initial states of part {index}/{count} once.")
+                raise MergeError(
+                    f"{path} does not have each of the initial states of part {index}/{count} once: play it again with "
+                    f"rlt eval --shard {index}/{count}."
+                )
         parts[index] = data
     count = first["shard"][1] if first else 0
     missing = sorted(set(range(1, count + 1)) - parts.keys())
     if missing or not parts:
-        raise MergeError(f"Missing: {', '.join(f'part {k}/{count}' for k in missing) or 'every part'}.")
+        what = ", ".join(f"part {k}/{count}" for k in missing) or "every part"
+        raise MergeError(f"Missing: {what}. Give the JSON file that rlt eval --shard has written for each part.")
     merged = {key: first[key] for key in ("run", "model", *SAME) if key in first}
     merged |= _joined(list(parts.values())).to_dict()
     if all("vla" in part for part in parts.values()):

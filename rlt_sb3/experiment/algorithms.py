@@ -35,7 +35,7 @@ def _load(path: str) -> Any:
 @dataclass(frozen=True)
 class Algorithm:
     """
-    One choice of ``algorithm``. Everything that a run, its report and the command line must know of it.
+    One choice of ``algorithm``, described for a run, its report and the command line.
 
     Whether there is a replay buffer is not asked here: a checkpoint holds ``model.replay_buffer`` where the model has
     one.
@@ -70,6 +70,8 @@ class Algorithm:
 
     def fixed(self, settings: dict[str, Any]) -> dict[str, Any]:
         """
+        Select the settings that a resumed run must keep.
+
         :param settings: keyword arguments
         :return: those that a resumed run must keep
         """
@@ -84,20 +86,22 @@ class Algorithm:
         return kept
 
     def load_class(self) -> Any:
-        """:return: the class"""
+        """Return the class."""
         return _load(self.class_path)
 
     def settings(self) -> list[Setting]:
-        """:return: what its section of a configuration may hold"""
+        """Return the settings that its section of a configuration may hold."""
         return settings_of(self.load_class(), skip=RESERVED)
 
     def settings_of_parts(self) -> dict[str, list[Setting]]:
-        """:return: setting that is a dict -> what it may hold, without what the run or the algorithm itself passes"""
+        """Return the settings inside each setting that is a dict, but not what the run or the algorithm passes."""
         passed = {*PASSED, *(setting.name for setting in settings_of(self.load_class()))}
         return {name: settings_of(_load(path), skip=passed) for name, path in self.parts.items()}
 
     def device(self, settings: Mapping[str, Any]) -> Any:
         """
+        Find the device that an algorithm uses.
+
         :param settings: keyword arguments
         :return: the device of its networks, "auto" for a GPU where there is one
         """
@@ -111,7 +115,7 @@ def register_algorithm(name: str, algorithm: Algorithm) -> None:
     """
     Make an algorithm known to runs: as a choice of ``algorithm``, and as a section of configurations.
 
-    :param name: what ``algorithm`` and the section are called
+    :param name: name of the choice and of the section
     :param algorithm: what it is
     :raises ValueError: if the name is taken, or cannot be a section
     """
@@ -123,12 +127,14 @@ def register_algorithm(name: str, algorithm: Algorithm) -> None:
 
 
 def algorithm_names() -> list[str]:
-    """:return: choices of ``algorithm``: registered ones, then those of entry points, which are not loaded for this"""
+    """Return the choices of ``algorithm``: the registered ones, then those of entry points, without loading them."""
     return list(dict.fromkeys([*_registered, *sorted(point.name for point in entry_points(group=GROUP))]))
 
 
 def get_algorithm(name: str) -> Algorithm:
     """
+    Find a registered algorithm.
+
     :param name: one of :func:`algorithm_names`
     :raises ValueError: for another name; lists the choices
     """
@@ -147,7 +153,7 @@ def get_algorithm(name: str) -> Algorithm:
 
 
 def labels() -> dict[str, str]:
-    """:return: algorithm -> its name in tables"""
+    """Return for each algorithm its name in tables."""
     return {name: get_algorithm(name).label for name in algorithm_names()}
 
 

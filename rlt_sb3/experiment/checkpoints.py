@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on, in one folder that is there completely or not at all."""
+"""Checkpoints: all that a run needs to be resumed, in one folder that is complete or does not exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODEL, BUFFER, STATE, MANIFEST = "model.zip", "replay_buffer.pkl", "state.json",
 
 
 class CheckpointError(RunError):
-    """A checkpoint could not be written or read; the message says which one is still good."""
+    """Raised if a checkpoint cannot be written or read; the message says which one is still good."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Checkpoint:
 
     @property
     def resumable(self) -> bool:
-        """Whether a run can go on from it: it has a state and still all its files (older ones keep the model only)."""
+        """Whether a run can be resumed from it: it still has all its files (older ones keep only the model)."""
         try:
             names = json.loads((self.path / MANIFEST).read_text())["sha256"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -58,7 +58,7 @@ class Checkpoint:
         """
         Verify every file and read the state.
 
-        :return: what :func:`write_checkpoint` was given
+        :return: the state that :func:`write_checkpoint` was given
         :raises CheckpointError: if something is missing or damaged
         """
         try:
@@ -78,18 +78,28 @@ class Checkpoint:
 
 
 def all_checkpoints(run: Path) -> list[Checkpoint]:
-    """Checkpoints of a run, oldest first."""
+    """
+    List the checkpoints of a run, oldest first.
+
+    :param run: folder of the run
+    :return: complete checkpoints
+    """
     return [Checkpoint(path) for path in sorted((run / FOLDER).glob("chunk-*")) if (path / MANIFEST).is_file()]
 
 
 def resumable_checkpoints(run: Path) -> list[Checkpoint]:
-    """Checkpoints of a run that it can go on from, oldest first."""
+    """
+    List the checkpoints from which a run can be resumed, oldest first.
+
+    :param run: folder of the run
+    :return: those with a replay buffer
+    """
     return [checkpoint for checkpoint in all_checkpoints(run) if checkpoint.resumable]
 
 
 def find_checkpoint(path: Path) -> tuple[Path, Checkpoint | None]:
     """
-    What ``--resume`` names.
+    Find what ``--resume`` names.
 
     :param path: a run (its newest checkpoint is meant) or one of its checkpoints
     :return: folder of the run, checkpoint; no checkpoint if the run was interrupted before its training began
@@ -115,8 +125,9 @@ def find_checkpoint(path: Path) -> tuple[Path, Checkpoint | None]:
 
 def write_checkpoint(run: Path, model: Any, state: dict[str, Any], keep: int = 2, resumable: bool = True) -> Checkpoint:
     """
-    Save a run: model, optimizers, replay buffer (where the model has one), state. Nothing is visible before everything
-    is on the disk.
+    Save a run: model, optimizers, replay buffer (where the model has one), state.
+
+    Nothing is visible before everything is on the disk.
 
     :param run: folder of the run
     :param model: model of Stable-Baselines3
@@ -156,12 +167,23 @@ def write_checkpoint(run: Path, model: Any, state: dict[str, Any], keep: int = 2
 
 
 def later_checkpoints(run: Path, chunks: int) -> list[Checkpoint]:
-    """Checkpoints of a run beyond ``chunks``, oldest first."""
+    """
+    List the checkpoints of a run after a number of chunks, oldest first.
+
+    :param run: folder of the run
+    :param chunks: chunks collected
+    :return: checkpoints with more chunks
+    """
     return [checkpoint for checkpoint in all_checkpoints(run) if checkpoint.chunks > chunks]
 
 
 def discard_later(run: Path, chunks: int) -> None:
-    """Remove checkpoints of a run beyond ``chunks``: it goes on from there on another way."""
+    """
+    Remove the checkpoints of a run after a number of chunks, from where the resumed run takes another course.
+
+    :param run: folder of the run
+    :param chunks: chunks collected
+    """
     for checkpoint in later_checkpoints(run, chunks):
         shutil.rmtree(checkpoint.path)
 
@@ -194,7 +216,12 @@ def rng_state(model: Any) -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any], model: Any) -> None:
-    """Inverse of :func:`rng_state`."""
+    """
+    Restore what :func:`rng_state` returned.
+
+    :param state: of all generators
+    :param model: model of Stable-Baselines3
+    """
     import torch
 
     version, internal, gauss = state["python"]
@@ -218,7 +245,7 @@ def _decode(text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and NumPy numbers as Python's own."""
+    """Convert arrays and NumPy numbers to Python's own types."""
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value

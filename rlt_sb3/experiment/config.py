@@ -1,4 +1,5 @@
-"""What a run is made of: plain dataclasses that the command line, YAML files and Python share.
+"""
+The settings of a run: plain dataclasses that the command line, YAML files and Python share.
 
 Imports neither torch nor a simulator.
 """
@@ -63,7 +64,7 @@ class EnvConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def make_kwargs(self) -> dict[str, Any]:
-        """:return: keyword arguments for ``gymnasium.make_vec``, without the id"""
+        """Return keyword arguments for ``gymnasium.make_vec``, without the id."""
         special = ("id", "kwargs")
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in special}
         return {key: value for key, value in given.items() if value is not None} | self.kwargs
@@ -99,7 +100,7 @@ class TrainConfig:
     :param name: name of the run; its folder is ``out/name`` (``name-2`` and so on if that one exists)
     :param out: folder that holds the runs
     :param env: the environment
-    :param algorithm: "rlt", "tqc" (the baseline: sb3-contrib's TQC on the same observations, without anything of RLT),
+    :param algorithm: "rlt", "tqc" (the baseline: sb3-contrib's TQC on the same observations),
         or another registered algorithm
     :param algorithms: algorithm -> keyword arguments of its class, which ``rlt train --help`` lists. In a file and on
         the command line each algorithm is a section: ``rlt: {bc_coef: 5}``, ``--rlt.bc_coef 5``. A class is written
@@ -108,14 +109,14 @@ class TrainConfig:
     :param total_chunks: number of chunks to collect, over all simulators; one chunk is one transition
     :param total_control_steps: stop training after this many control steps, over all simulators
     :param max_minutes: stop training after this many minutes, selection evaluations included
-    :param save_every: write a checkpoint every so many chunks, besides those after selection evaluations; training
+    :param save_every: number of chunks between two checkpoints, besides those after selection evaluations; training
         episodes are interrupted there
     :param keep_checkpoints: number of checkpoints that can be resumed; older ones keep only their model
     :param guard: what to do when a selection evaluation is below the frozen VLA's 95 % interval: "warn", or "restore"
         (the best networks so far replace the present ones)
     :param video_every: film every n-th training episode, and every n-th selection state
     :param wandb: keyword arguments of ``wandb.init``, e.g. ``{project: rlt}``, to log to Weights & Biases as well
-    :param resume: folder of a run, or one of its checkpoints, to go on with
+    :param resume: folder of a run, or one of its checkpoints, to resume
     :param seed: seed of the algorithm and of the initial states of training
     :param torch_threads: threads of torch in the training process; None: one if the networks train on the CPU (the
         simulators need the other cores, and results do not depend on the number of cores), else torch's own default
@@ -145,7 +146,7 @@ class TrainConfig:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Keyword arguments of the chosen algorithm; changes in place count."""
+        """Keyword arguments of the chosen algorithm; the dict may be changed in place."""
         return self.algorithms.setdefault(self.algorithm, {})
 
     @property
@@ -154,7 +155,7 @@ class TrainConfig:
         return -(-self.total_chunks // self.evaluation.selection_every)
 
     def to_dict(self) -> dict[str, Any]:
-        """:return: what YAML files hold: the settings, each algorithm's as a section of its own (unless it is empty)"""
+        """Return what YAML files hold: the settings, each algorithm's as a section (unless it is empty)."""
         data = asdict(self)
         place = list(data).index("algorithms")
         sections = {name: section for name, section in data.pop("algorithms").items() if section}
@@ -164,6 +165,8 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> TrainConfig:
         """
+        Make a configuration from a dict.
+
         :param data: settings (missing ones keep their defaults), each registered algorithm's as a section
         :raises TypeError: for an unknown setting
         """
@@ -195,8 +198,8 @@ class TrainConfig:
                 raise ValueError(f"{key} must be at least 1, got {value}.")
         if self.evaluation.num_envs is not None and self.save_every is None:
             raise ValueError(
-                "evaluation.num_envs needs save_every, for example 1000: with simulators of their own, evaluations "
-                "leave training alone, and it is not saved there."
+                "evaluation.num_envs needs save_every, for example 1000: evaluations on separate simulators do not "
+                "interrupt training, so no resumable checkpoint is written at them."
             )
         if self.max_minutes is not None and self.max_minutes <= 0:
             raise ValueError(f"max_minutes must be positive (or left out for no limit), got {self.max_minutes}.")
@@ -227,6 +230,8 @@ class TrainConfig:
 
 def _check_plain(key: str, value: Any) -> None:
     """
+    Refuse a value that config.yaml cannot hold.
+
     :param key: a setting, for the message
     :param value: its value
     :raises ValueError: if config.yaml, without which a run can be neither resumed nor evaluated, cannot hold it
@@ -290,8 +295,8 @@ class EvalConfig:
             raise ValueError(f"tasks must be one or more different numbers, for example --tasks 0 1, got {self.tasks}.")
         if self.all_checkpoints and self.shard is not None:
             raise ValueError(
-                "shard does not go with all_checkpoints, whose table has whole evaluations only; max_parallel shares "
-                "that work among processes."
+                "shard cannot be used with all_checkpoints, whose table has whole evaluations only: leave it out "
+                "(max_parallel shares that work among processes)."
             )
 
 
@@ -318,7 +323,7 @@ class ListConfig:
 
 
 def shipped_configs() -> dict[str, str]:
-    """:return: name that ``rlt train --config`` takes -> the first line of the file, which says what it is for"""
+    """Return name that ``rlt train --config`` takes -> the first line of the file, which says what it is for."""
     shipped = sorted((file for file in _SHIPPED.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
     lines = {file.name: file.read_text(encoding="utf-8").partition("\n")[0] for file in shipped}
     return {name.removesuffix(".yaml"): line.removeprefix("# ") for name, line in lines.items()}
@@ -326,6 +331,8 @@ def shipped_configs() -> dict[str, str]:
 
 def config_file(name: str) -> str:
     """
+    Find a configuration file.
+
     :param name: path of a YAML file, or the name of a shipped configuration; a file that exists wins
     :return: path of the file
     :raises ValueError: if it is neither; lists the shipped ones
@@ -341,7 +348,12 @@ def config_file(name: str) -> str:
 
 
 def save_config(config: TrainConfig, path: Path) -> None:
-    """Write a configuration in the form that ``rlt train --config`` reads."""
+    """
+    Write a configuration in the form that ``rlt train --config`` reads.
+
+    :param config: the configuration
+    :param path: file
+    """
     from rlt_sb3.common.files import replacing
 
     with replacing(path) as temporary:
@@ -349,8 +361,11 @@ def save_config(config: TrainConfig, path: Path) -> None:
 
 
 def load_config(path: Path) -> TrainConfig:
-    """Read a configuration written by :func:`save_config` (missing settings keep their defaults).
+    """
+    Read a configuration written by :func:`save_config`; missing settings keep their defaults.
 
+    :param path: file
+    :return: the configuration
     :raises ValueError: if the file is missing or has an unknown setting
     """
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""What the phases of a run share."""
+"""The objects that the phases of a run share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Run:
 
     :param config: its settings
     :param env: the vector environment of training
-    :param eval_env: that of the evaluations; the same, or one with simulators of its own
+    :param eval_env: environment of the evaluations: the same, or one with separate simulators
     :param files: its folder
     :param progress: its progress bar
     :param interrupt: asked between chunks whether to stop
@@ -69,7 +69,17 @@ class Run:
         n_states: int | None = None,
         counts: bool = True,
     ) -> Evaluation:
-        """Evaluate, keep the progress bar moving (if it ``counts``), stop at once after Ctrl-C."""
+        """
+        Evaluate a policy, keep the progress bar moving, and stop at once after Ctrl-C.
+
+        :param policy: see :func:`~rlt_sb3.evaluation.evaluate.as_policy`
+        :param split: "eval" or "selection"
+        :param name: name of the policy, for tables
+        :param record_states: which states are filmed, see :func:`~rlt_sb3.evaluation.evaluate.evaluate`
+        :param n_states: number of initial states; by default the configuration's
+        :param counts: whether the episodes count as progress of the present phase
+        :return: the outcome
+        """
         settings = self.config.evaluation
         if n_states is None:
             n_states = settings.n_states if split == "eval" else settings.selection_states
@@ -87,7 +97,14 @@ class Run:
         )
 
     def vla(self, split: str, key: str, phase: str) -> Evaluation:
-        """The frozen VLA on a split; a resumed run has it already."""
+        """
+        Play the frozen VLA on a split, or take its results from the run that is resumed.
+
+        :param split: "eval" or "selection"
+        :param key: under which name evaluations.json has the outcome
+        :param phase: phase of the progress bar
+        :return: the outcome
+        """
         if key in self.data:
             self.progress.skip(phase)
             return Evaluation.from_dict(self.data[key])

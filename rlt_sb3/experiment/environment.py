@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def registered_ids() -> dict[str, str]:
-    """:return: id of a vector environment of this package -> where it is defined"""
+    """Return for each id of a vector environment of this package where it is defined."""
     import gymnasium as gym
 
     import rlt_gym  # noqa: F401  (registers them)
@@ -70,7 +70,7 @@ def make_env(
 
 def check_device(device: str) -> None:
     """
-    Refuse a device that torch cannot use, before anything is loaded.
+    Refuse a device that torch cannot use, before weights are loaded.
 
     :param device: a torch device, or "auto"
     :raises ValueError: names the device and those that can be used

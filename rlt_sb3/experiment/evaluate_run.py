@@ -130,7 +130,7 @@ def _play(
 
 
 def _play_in_parallel(config: EvalConfig, models: Models, n_states: int, split: str) -> dict[str, Evaluation]:
-    """``max_parallel`` at a time, each with simulators of its own."""
+    """Evaluate ``max_parallel`` models at a time, each with separate simulators."""
     arguments = [config.run, "--split", split, "--n_states", str(n_states)]
     for option, value in (("--num_envs", config.num_envs), ("--device", config.device), ("--tasks", config.tasks)):
         arguments += [] if value is None else [option, str(value)]
@@ -144,7 +144,9 @@ def _models(config: EvalConfig, run: Path, settings: TrainConfig) -> Models:
     if config.all_checkpoints:
         found = all_checkpoints(run)
         if not found:
-            raise ValueError(f"{run} has no checkpoints (folder {run / 'checkpoints'}).")
+            raise ValueError(
+                f"{run} has no checkpoints in {run / 'checkpoints'}: use save_every, or leave all_checkpoints out."
+            )
         return {c.path.name: (f"{title} ({c.path.name})", c.model) for c in found}
     if config.model == "vla":
         return {"vla": FROZEN_VLA}
@@ -166,7 +168,7 @@ def _load(algorithm: str, path: Path, device: str) -> Predictor:
 
 
 def _known_vla(run: Path, split: str, pairs: range) -> Evaluation | None:
-    """The frozen VLA's outcomes where the run's own evaluation has all of them."""
+    """Take the frozen VLA's outcomes from the run's own evaluation if it has all of them."""
     from rlt_sb3.experiment.report import read_evaluations
 
     key = {"eval": "vla", "selection": "vla_selection"}.get(split, "")
@@ -181,7 +183,7 @@ def _known_vla(run: Path, split: str, pairs: range) -> Evaluation | None:
 
 
 def _tasks_suffix(config: EvalConfig) -> str:
-    """Of the file's name: an evaluation of other tasks does not replace that of the run's."""
+    """Return the part of the file's name that keeps an evaluation of other tasks from replacing the run's."""
     return "" if config.tasks is None else "-tasks-" + "-".join(map(str, config.tasks))
 
 
@@ -194,7 +196,7 @@ def _merge(config: EvalConfig) -> Evaluation:
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:
-    """JSON and CSV of an evaluation, and the table on the terminal."""
+    """Write JSON and CSV of an evaluation, and print its table."""
     result = Evaluation.from_dict(data)
     evaluations = [result]
     data["per_task"] = {str(task): part.to_dict() for task, part in result.per_task().items()}
@@ -221,7 +223,7 @@ def _write(path: Path, data: dict[str, Any]) -> None:
 def _write_table(
     config: EvalConfig, run: Path, split: str, results: dict[str, Evaluation], vla: Evaluation | None
 ) -> Evaluation:
-    """All checkpoints, one line each."""
+    """Write a table of all checkpoints, one line each."""
     best = max(results.values(), key=lambda e: (e.successes, -e.steps_to_success if e.successes else 0.0))
     lines = [f"{'policy':<28} success on the {split} states"]
     for result in ([vla] if vla is not None else []) + list(results.values()):

@@ -30,10 +30,12 @@ def check_import(module: str, setting: str) -> None:
 
 def _look_up(name: str, setting: str, form: str) -> Any:
     """
+    Import what a name stands for.
+
     :param name: "module:name"
     :param setting: the setting, for messages
     :param form: what the name must look like, for messages
-    :return: what it means
+    :return: the class or function
     :raises ValueError: if the name has another form, is not allowed, or means nothing
     """
     module, colon, attribute = name.partition(":")
@@ -48,7 +50,7 @@ def _look_up(name: str, setting: str, form: str) -> Any:
 
 def resolve_class(name: str, setting: str) -> type:
     """
-    The class that ``"module:Class"`` means.
+    Import the class that ``"module:Class"`` names.
 
     :param name: for example "torch.nn:GELU"
     :param setting: the setting, for messages

@@ -1,4 +1,4 @@
-"""Ctrl-C at a point where everything is consistent, instead of in the middle of an update."""
+"""Delays Ctrl-C until everything is consistent, so that it does not stop the middle of an update."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 
 class Interrupt:
     """
-    While this context is open, the first SIGINT or SIGTERM only sets a flag, which :meth:`check` turns into a
-    ``KeyboardInterrupt`` where that does no harm. A second one interrupts at once, wherever the program is.
+    A context in which the first SIGINT or SIGTERM waits until an interruption does no harm.
+
+    The signal sets a flag, which :meth:`check` turns into a ``KeyboardInterrupt``. A second signal interrupts at once,
+    wherever the program is.
 
     Outside the main thread, where Python allows no signal handlers, nothing changes. A SIGINT that is ignored (a
     shell's background job) stays ignored.

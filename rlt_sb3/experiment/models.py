@@ -1,4 +1,4 @@
-"""Models of a run: made, loaded, and asked for chunks, whichever registered algorithm they are of."""
+"""Makes and loads the models of a run, and asks them for chunks, whatever their registered algorithm."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 def resolve_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """
-    The settings of a configuration as an algorithm takes them; those that cannot work are refused before a simulator
-    starts.
+    Convert the settings of a configuration into arguments of the algorithm.
+
+    Settings that cannot work are refused before a simulator starts.
 
     :param name: the algorithm
     :param settings: its keyword arguments; classes as "module:Class", schedules as ``{start: 20, end: 5}``
@@ -58,7 +59,7 @@ def _check_names(label: str, given: Collection[str], known: list[Setting], prefi
 
 def make_vec_env(name: str, env: Any) -> VecEnv:
     """
-    A run's environment in the form that an algorithm of Stable-Baselines3 takes.
+    Wrap a run's environment for an algorithm of Stable-Baselines3.
 
     :param name: the algorithm
     :param env: Gymnasium vector environment
@@ -75,6 +76,8 @@ def make_vec_env(name: str, env: Any) -> VecEnv:
 
 def make_model(name: str, venv: VecEnv, settings: dict[str, Any], seed: int) -> Any:
     """
+    Make a new model.
+
     :param name: the algorithm
     :param venv: from :func:`make_vec_env`
     :param settings: keyword arguments of the algorithm
@@ -90,6 +93,8 @@ def make_model(name: str, venv: VecEnv, settings: dict[str, Any], seed: int) -> 
 
 def load_model(name: str, path: Path, **kwargs: Any) -> Any:
     """
+    Load a saved model.
+
     :param name: the algorithm that was used
     :param path: a saved model
     :param kwargs: of the class's ``load``
@@ -107,6 +112,8 @@ def load_model(name: str, path: Path, **kwargs: Any) -> Any:
 
 def check_fits(model: Predictor, env: Any, path: Path) -> None:
     """
+    Refuse a model that was trained on observations of other shapes.
+
     :param model: of :func:`as_predictor`
     :param env: Gymnasium vector environment that it is to play
     :param path: its file, for the message
@@ -128,15 +135,17 @@ class _Chunks:
         self.model = model
 
     def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[np.ndarray, Any]:
-        """As the model's own, with actions of the form of ``vla_ref``."""
+        """Predict as the model does, and give the actions the shape of ``vla_ref``."""
         actions, state = self.model.predict(observation, deterministic=deterministic)
         return actions.reshape(np.shape(observation["vla_ref"])), state
 
 
 def as_predictor(name: str, model: Predictor) -> Predictor:
     """
+    Adapt a model so that an evaluation can play it.
+
     :param name: the algorithm
     :param model: its model
-    :return: what plays chunks (N, C, d)
+    :return: a model whose ``predict`` gives chunks (N, C, d)
     """
     return _Chunks(model) if get_algorithm(name).flat else model

@@ -1,4 +1,4 @@
-"""Several evaluations of a run at once, each by an ``rlt eval`` of its own."""
+"""Evaluates several models of a run at once, each by a separate ``rlt eval``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN_LINES = 12
 
 
 class ParallelError(RunError):
-    """One of the processes failed; the message says which one and shows its last words."""
+    """Raised if one of the processes fails; the message names it and shows its last lines."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ def evaluate_in_parallel(
     models: Mapping[str, str], arguments: Sequence[str], max_parallel: int, progress: bool = True
 ) -> dict[str, Evaluation]:
     """
-    Evaluate several models in processes that know nothing of each other: each has simulators of its own.
+    Evaluate several models in independent processes, each with separate simulators.
 
     When one fails, or at Ctrl-C, the others are ended; their simulators end with them.
 
@@ -90,5 +90,5 @@ def _start(model: str, arguments: Sequence[str], stem: Path) -> _Job:
 
 def _failure(label: str, status: int, log: Path) -> str:
     how = f"exit status {status}" if status > 0 else f"signal {-status} (out of memory? lower max_parallel)"
-    said = "\n".join(f"  {line}" for line in log.read_text(errors="replace").splitlines()[-SHOWN_LINES:])
-    return f"The evaluation of {label} failed with {how}; the others were ended. It said:\n{said}"
+    output = "\n".join(f"  {line}" for line in log.read_text(errors="replace").splitlines()[-SHOWN_LINES:])
+    return f"The evaluation of {label} failed with {how}; the others were ended. Its last lines:\n{output}"

@@ -1,4 +1,4 @@
-"""One progress bar with a time estimate over the unlike phases of a run."""
+"""A progress bar with one time estimate over all phases of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 def quiet_bar(**kwargs: Any) -> Any:
     """
-    A tqdm bar without tqdm's monitor thread, which nothing would ever stop.
+    Make a tqdm bar without tqdm's monitor thread, which nothing would ever stop.
 
     :param kwargs: of tqdm
     """
@@ -70,7 +70,12 @@ class Progress:
         self._move()
 
     def phase(self, name: str) -> None:
-        """Enter (or come back to) a phase."""
+        """
+        Enter a phase, or return to it.
+
+        :param name: name of the phase
+        :raises ValueError: if the plan has no such phase
+        """
         if name not in self._costs:
             raise ValueError(f"Unknown phase {name!r}; the plan has {sorted(self._costs)}.")
         self._phase = name
@@ -78,16 +83,28 @@ class Progress:
         self._refresh()
 
     def advance(self, steps: float) -> None:
-        """Count steps of the present phase."""
+        """
+        Count steps of the present phase.
+
+        :param steps: how many more
+        """
         self.set_fraction(self._done.get(self._phase, 0.0) + steps / max(1, self._costs[self._phase][1]))
 
     def set_fraction(self, fraction: float) -> None:
-        """Set how much of the present phase is done."""
+        """
+        Set how much of the present phase is done.
+
+        :param fraction: from 0 to 1
+        """
         self._done[self._phase] = min(1.0, fraction)
         self._refresh()
 
     def say(self, message: str) -> None:
-        """Print a line above the bar."""
+        """
+        Print a line above the bar.
+
+        :param message: the line
+        """
         self._bar.write(message, file=sys.stdout)
         sys.stdout.flush()
 
@@ -112,7 +129,7 @@ class Progress:
             self.say(self.line())
 
     def line(self) -> str:
-        """:return: what the bar shows, as a line of a log"""
+        """Return what the bar shows, as a line of a log."""
         form = "{percentage:3.0f} % after {elapsed}, about {remaining} left: {desc}"
         return self._bar.format_meter(**(self._bar.format_dict | {"bar_format": form, "ncols": None}))
 
@@ -124,4 +141,4 @@ class _Nowhere:
         """:param text: not written"""
 
     def flush(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""

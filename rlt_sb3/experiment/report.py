@@ -1,4 +1,4 @@
-"""Learning curve and self-contained HTML page of a run, made from the run's files alone."""
+"""Makes the learning curve and the self-contained HTML page of a run, from the run's files alone."""
 
 from __future__ import annotations
 
@@ -19,16 +19,21 @@ from rlt_sb3.experiment.config import ReportConfig
 
 
 def report(config: ReportConfig) -> Path:
-    """``rlt report RUN``.
+    """
+    Write the page of a run: ``rlt report RUN``.
 
+    :param config: settings of the command
     :return: the page
     """
     return write_report(Path(config.run), [Path(name) for name in config.beside or []])
 
 
 def read_evaluations(run: Path) -> dict[str, Any]:
-    """Contents of a run's evaluations.json.
+    """
+    Read a run's evaluations.json.
 
+    :param run: folder of the run
+    :return: contents of the file
     :raises ValueError: if the folder is no run
     """
     path = run / "evaluations.json"
@@ -38,7 +43,12 @@ def read_evaluations(run: Path) -> dict[str, Any]:
 
 
 def read_metrics(run: Path) -> dict[str, np.ndarray]:
-    """Columns of a run's metrics.csv (NaN where a row has no entry); empty if there is none."""
+    """
+    Read a run's metrics.csv.
+
+    :param run: folder of the run
+    :return: its columns (NaN where a row has no entry); empty if there is none
+    """
     path = run / "metrics.csv"
     if not path.is_file():
         return {}
@@ -92,7 +102,7 @@ def write_report(run: Path, beside: Sequence[Path] = ()) -> Path:
 
 
 def _row(data: dict[str, Any]) -> dict[str, str]:
-    """A line of the results table."""
+    """Make a line of the results table."""
     result = Evaluation.from_dict(data)
     low, high = result.interval
     return {
@@ -106,7 +116,7 @@ def _row(data: dict[str, Any]) -> dict[str, str]:
 
 
 def _points(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Lines of the table of selection evaluations; ``practicing`` is None without a gate."""
+    """Make the lines of the table of selection evaluations; ``practicing`` is None without a gate."""
     return [
         {key: point[key] for key in ("chunks", "control_steps", "minutes")}
         | {
@@ -120,6 +130,8 @@ def _points(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 def plays_vla(point: dict[str, Any], data: dict[str, Any]) -> bool:
     """
+    Tell whether a selection evaluation is the frozen VLA's.
+
     :param point: a selection evaluation
     :param data: contents of evaluations.json
     :return: whether no actor was deployed yet, so that the point's evaluation is the frozen VLA's, not played again
@@ -134,6 +146,8 @@ def _solved(evaluation: dict[str, Any]) -> str:
 
 def lowest_point(data: dict[str, Any]) -> str | None:
     """
+    Find the practicing actor's worst selection evaluation.
+
     :param data: contents of evaluations.json
     :return: the practicing actor's worst selection evaluation, as words; None if it was never evaluated by itself
     """
@@ -145,7 +159,7 @@ def lowest_point(data: dict[str, Any]) -> str | None:
 
 
 def _rows_beside(data: dict[str, Any], other: Path) -> list[dict[str, str]]:
-    """Rows of another run's policies, named after the run."""
+    """Make the rows of another run's policies, named after the run."""
     theirs = read_evaluations(other)
     rows = []
     for key in algorithm_names():
@@ -155,7 +169,7 @@ def _rows_beside(data: dict[str, Any], other: Path) -> list[dict[str, str]]:
             row = _row(theirs[key])
             rows.append(row | {"policy": f"{row['policy']} (run {other.name})"})
     if not rows:
-        raise ValueError(f"{other} has no final evaluation.")
+        raise ValueError(f"{other} has no final evaluation: finish the run with rlt train --resume {other}.")
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run: files written whole or not at all, videos, and a line about the machine."""
+"""The folder of a run: files that are written completely or not at all, videos, and a line about the machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ class RunDir:
 
     @classmethod
     def create(cls, path: Path) -> RunDir:
-        """Make a new folder: ``path``, or ``path-2`` and so on, so that no run overwrites another."""
+        """
+        Make a new folder, so that no run overwrites another.
+
+        :param path: the folder; if it exists, ``path-2`` is made, and so on
+        :return: the new folder
+        """
         candidate, number = path, 1
         while True:
             try:
@@ -35,7 +40,12 @@ class RunDir:
                 candidate = path.with_name(f"{path.name}-{number}")
 
     def write_json(self, name: str, data: dict[str, Any]) -> None:
-        """Write JSON, and beside evaluations.json the same rows as CSV."""
+        """
+        Write JSON, and beside evaluations.json the same rows as CSV.
+
+        :param name: name of the file
+        :param data: plain data
+        """
         with replacing(self.path / name) as temporary:
             temporary.write_text(dumps(data))
         if name == "evaluations.json":
@@ -88,7 +98,7 @@ class RunDir:
 
 
 def machine() -> dict[str, Any]:
-    """What the run ran on."""
+    """Describe the machine and the software of the run."""
     import gymnasium
     import stable_baselines3
     import torch

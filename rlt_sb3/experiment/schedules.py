@@ -1,4 +1,4 @@
-"""Schedules in configuration files: a mapping stands for a linear one."""
+"""Schedules in configuration files, where a mapping means a linear schedule."""
 
 from __future__ import annotations
 

@@ -38,6 +38,8 @@ _SCHEDULE = {
 
 def _type(hint: Any) -> dict[str, Any]:
     """
+    Make the schema of a setting from its type.
+
     :param hint: type of a setting: a plain type, a list, tuple or dict of such, a class, a schedule, a union of them,
         or a dataclass
     :return: its schema
@@ -66,6 +68,8 @@ def _type(hint: Any) -> dict[str, Any]:
 
 def dataclass_schema(config_class: Any) -> dict[str, Any]:
     """
+    Make the schema of a dataclass of settings.
+
     :param config_class: a dataclass of settings
     :return: schema of a mapping with these settings and no others
     """
@@ -82,6 +86,8 @@ def dataclass_schema(config_class: Any) -> dict[str, Any]:
 
 def settings_schema(settings: list[Setting], parts: Mapping[str, list[Setting]]) -> dict[str, Any]:
     """
+    Make the schema of a class's settings.
+
     :param settings: keyword arguments of a class
     :param parts: setting that is a dict -> what it may hold
     :return: schema of a mapping with these settings and no others
@@ -103,10 +109,10 @@ def settings_schema(settings: list[Setting], parts: Mapping[str, list[Setting]])
 
 
 def config_schema() -> dict[str, Any]:
-    """:return: schema of the files that ``rlt train --config`` reads"""
+    """Return schema of the files that ``rlt train --config`` reads."""
     schema = dataclass_schema(TrainConfig)
     properties = schema["properties"]
-    del properties["algorithms"]  # in a file each algorithm has a section of its own
+    del properties["algorithms"]  # in a file each algorithm is a section
     properties["algorithm"]["enum"] = list(algorithm_names())
     for name in algorithm_names():
         algorithm = get_algorithm(name)
@@ -121,7 +127,7 @@ def config_schema() -> dict[str, Any]:
 
 
 def text() -> str:
-    """:return: what the file holds"""
+    """Return what the file holds."""
     return json.dumps(config_schema(), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class ServeConfig:
-    """Serve a frozen VLA to training elsewhere (``--env.vla rlt://host:port``), or the practiced policy of a run to
-    openpi's clients.
+    """Serve a frozen VLA to training elsewhere, or the practiced policy of a run to openpi's clients.
+
+    Training names the VLA by ``--env.vla rlt://host:port``.
 
     :param policy: frozen VLA (a name of ``rlt list``, or the path of its weights), or the folder of a run
     :param host: address to listen at; with another one than a loopback address, clients need the key
@@ -104,8 +105,9 @@ def make_server(config: ServeConfig) -> PolicyServer:
 
 class RunService:
     """
-    The practiced policy of a run, VLA and RL token and actor, under openpi's protocol for LIBERO. It plays what
-    ``rlt eval`` plays.
+    The practiced policy of a run, VLA and RL token and actor, under openpi's protocol for LIBERO.
+
+    It plays what ``rlt eval`` plays.
 
     :param run: folder of the run
     :param model: "best", "last", or the path of a saved model

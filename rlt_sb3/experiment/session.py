@@ -1,4 +1,4 @@
-"""The online part of a run: training with selection evaluations, checkpoints and metrics, from the start or resumed."""
+"""The online part of a run: training, new or resumed, with selection evaluations, checkpoints and metrics."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ if TYPE_CHECKING:
 
 class Training:
     """
+    Trains and evaluates the model of a run.
+
     :param run: the run, with its environment, folder and results so far
     :param baseline: the frozen VLA on the selection states
-    :param checkpoint: where to go on; None to begin
+    :param checkpoint: the checkpoint to resume from; None for a new run
     """
 
     def __init__(self, run: Run, baseline: Evaluation, checkpoint: Checkpoint | None = None):
@@ -108,7 +110,7 @@ class Training:
         return model
 
     def _begin(self) -> None:
-        """The untrained model; it is a checkpoint, too."""
+        """Make the untrained model and save it as a checkpoint."""
         if starts_at_the_vla(as_predictor(self.config.algorithm, self.model), self.run.eval_env):
             # The untrained model is the frozen VLA: the best one can never be worse than it on the selection states.
             self.selection.keep(self.baseline)
@@ -121,7 +123,7 @@ class Training:
 
     def _restart(self, number: int) -> Any:
         """
-        New training episodes. Their initial states follow from the run's seed and ``number`` alone.
+        Begin new training episodes; their initial states follow from the run's seed and ``number`` alone.
 
         :param number: how often this has been done before
         :return: first observations
@@ -282,7 +284,14 @@ class Training:
 
 
 def starts_at_the_vla(model: Predictor, env: gym.vector.VectorEnv, tolerance: float = 1e-4) -> bool:
-    """Whether the deterministic policy plays the reference chunk on the first held-out observations."""
+    """
+    Tell whether the deterministic policy plays the reference chunk on the first held-out observations.
+
+    :param model: the untrained model
+    :param env: Gymnasium vector environment
+    :param tolerance: largest difference of a number
+    :return: whether it does
+    """
     obs, _ = env.reset(options={"init_states": "eval"})
     actions, _ = model.predict(obs, deterministic=True)
     return bool(np.max(np.abs(actions - obs["vla_ref"])) <= tolerance)

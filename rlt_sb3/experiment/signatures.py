@@ -49,6 +49,8 @@ class Setting:
 
 def descriptions(documented: Any) -> dict[str, str]:
     """
+    Read the descriptions of parameters from a docstring.
+
     :param documented: class or function whose docstring has ``:param name: text``
     :return: parameter -> what the docstring says about it, in one line, without the markup of cross-references
     """
@@ -59,6 +61,8 @@ def descriptions(documented: Any) -> dict[str, str]:
 
 def settings_of(owner: type, skip: Collection[str] = ()) -> list[Setting]:
     """
+    List the settings that a constructor takes.
+
     :param owner: a class; where its constructor takes ``**kwargs``, the arguments of its base classes follow
     :param skip: names to leave out, besides ``self``
     :return: keyword arguments of its constructor, in their order
@@ -87,6 +91,8 @@ def settings_of(owner: type, skip: Collection[str] = ()) -> list[Setting]:
 
 def parts_of(hint: Any) -> tuple[Any, ...]:
     """
+    List the members of a union.
+
     :param hint: an annotation
     :return: the members of a union, else the annotation alone
     """
@@ -95,6 +101,8 @@ def parts_of(hint: Any) -> tuple[Any, ...]:
 
 def is_schedule(hint: Any) -> bool:
     """
+    Tell whether a setting takes a schedule of Stable-Baselines3.
+
     :param hint: an annotation
     :return: whether a function is among its types, for which a configuration file has ``{start: .., end: ..}``
     """
@@ -103,6 +111,8 @@ def is_schedule(hint: Any) -> bool:
 
 def is_schedule_class(hint: Any) -> bool:
     """
+    Tell whether an annotation is a dataclass of a schedule.
+
     :param hint: an annotation
     :return: whether it is a dataclass whose objects are functions, for which a file has a mapping of its fields
     """
@@ -111,6 +121,8 @@ def is_schedule_class(hint: Any) -> bool:
 
 def type_name(hint: Any) -> str:
     """
+    Name a type as the help shows it.
+
     :param hint: an annotation
     :return: the types among its own that a configuration file can hold, ``float | list[float] | null``; empty if there
         is none besides null
@@ -143,6 +155,8 @@ def _name_of(hint: Any) -> str:
 
 def matches(value: Any, hint: Any) -> bool:
     """
+    Compare a value with a type.
+
     :param value: of a configuration, with classes looked up and schedules made
     :param hint: an annotation; one that is not known here fits every value
     :return: whether the value has that type; an integer is a float, a bool is neither, lists and tuples are alike
@@ -181,6 +195,8 @@ def matches(value: Any, hint: Any) -> bool:
 
 def check_types(settings: Collection[Setting], given: Mapping[str, Any], where: str) -> None:
     """
+    Refuse values of a wrong type.
+
     :param settings: what there is
     :param given: values of some of them; other names are passed over
     :param where: the section, for the message

@@ -1,4 +1,4 @@
-"""The baseline: sb3-contrib's TQC in runs, with what Stable-Baselines3 does not check of its settings."""
+"""The baseline: sb3-contrib's TQC in runs, with checks of its settings that Stable-Baselines3 lacks."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 def defaults(n_envs: int, length: int) -> dict[str, Any]:
     """
+    Compute the settings of TQC that suit a run.
+
     :param n_envs: number of environments
     :param length: control steps per chunk
     :return: settings that a run's override

@@ -36,12 +36,12 @@ GUESSED_CHUNKS = 25.0
 
 @dataclass
 class TrainResult:
-    """What a run found.
+    """The outcome of a run.
 
     :param run: its folder
     :param vla: the frozen VLA on the held-out states
     :param best: the best model on the same states
-    :param comparison: the two, paired
+    :param comparison: comparison of the two, state by state
     :param selection: evaluations during training, on the selection states
     """
 
@@ -53,14 +53,14 @@ class TrainResult:
 
 
 def train(config: TrainConfig) -> TrainResult:
-    """Run everything that ``make demo`` shows, or go on with a run (``config.resume``).
+    """Run everything that ``make demo`` shows, or resume a run (``config.resume``).
 
     Three disjoint sets of initial states: training uses "train", the best model is chosen on "selection", and only
     "eval" is reported, on which frozen VLA and best model are paired.
 
     :param config: the run
     :return: the evaluations; every file is in the run's folder
-    :raises ValueError: for settings that cannot work, before any process starts, and if the run to go on with was
+    :raises ValueError: for settings that cannot work, before any process starts, and if the run to resume was
         trained on other frozen weights than the environment's, before anything is played
     :raises CheckpointError: if a checkpoint cannot be written or read
     :raises KeyboardInterrupt: after saving, if interrupted
@@ -118,11 +118,11 @@ def train(config: TrainConfig) -> TrainResult:
 def _how_to_go_on(folder: Path) -> str:
     saved = resumable_checkpoints(folder)
     what = f"{saved[-1].chunks} chunks are saved" if saved else "nothing is trained yet"
-    return f"{what}; go on with: rlt train --resume {folder}"
+    return f"{what}; resume with: rlt train --resume {folder}"
 
 
 def _phases(run: Run, checkpoint: Checkpoint | None) -> TrainResult:
-    """Frozen VLA, training, best model."""
+    """Evaluate the frozen VLA, train, and evaluate the best model."""
     from rlt_sb3.experiment.session import Training
 
     config, progress = run.config, run.progress
@@ -151,7 +151,7 @@ def resume(path: str | Path, **changes: Any) -> TrainResult:
 
     :param path: folder of the run, or one of its checkpoints
     :param changes: settings to change, for example ``total_chunks``
-    :return: as :func:`train`
+    :return: the evaluations, as :func:`train` returns them
     """
     run, _ = find_checkpoint(Path(path))
     return train(replace(load_config(run / "config.yaml"), resume=str(path), **changes))
@@ -164,7 +164,9 @@ FIXED = ("algorithm", "seed", "evaluation.n_states", "evaluation.selection_state
 
 def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[str, Any] | None]:
     """
-    :return: folder, checkpoint and results of the run to go on with, or None each; no checkpoint if it was interrupted
+    Read the run that ``--resume`` names.
+
+    :return: folder, checkpoint and results of the run to resume, or None each; no checkpoint if it was interrupted
         before its training began
     :raises ValueError: if a setting was changed that must stay
     """
@@ -179,13 +181,15 @@ def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[
         fixed[name] = must_keep(saved.algorithms.get(name, {})), must_keep(config.algorithms.get(name, {}))
     for name, (old, new) in fixed.items():
         if old != new:
-            raise ValueError(f"A resumed run must keep {name}: the run has {old}, given was {new}.")
+            raise ValueError(
+                f"A resumed run must keep {name}: the run has {old}, given was {new}. Leave it out, or begin a new run."
+            )
     if checkpoint is None:  # what it has are evaluations of the VLA
         results = folder / "evaluations.json"
         return folder, None, json.loads(results.read_text()) if results.is_file() else None
     data = checkpoint.read_state()["results"]
     later = [c.path.name for c in later_checkpoints(folder, checkpoint.chunks)]
-    if later:  # said while there is time for Ctrl-C: simulators and VLA take a while to start
+    if later:  # printed while there is time for Ctrl-C: simulators and VLA take a while to start
         print(
             f"The run goes on from {checkpoint.path.name}; what it has after that is discarded: {', '.join(later)} and "
             f"their rows of metrics.csv. To keep them, copy {folder} first.",
@@ -214,7 +218,8 @@ def _plan(progress: Progress, config: TrainConfig, chunks_per_episode: float) ->
 
 
 def summary(data: dict[str, Any]) -> str:
-    """The table that a run prints and reports.
+    """
+    Write the table that a run prints and reports.
 
     :param data: contents of evaluations.json
     """

@@ -1,4 +1,4 @@
-"""What the networks of RLT see of an observation: the normalized RL token and the normalized proprio."""
+"""The features of RLT's networks: the normalized RL token and the normalized proprio."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ KINDS = ("linear", "axis_angle")
 
 def proprio_layout(robot: Any) -> list[dict[str, Any]]:
     """
-    What RLTFeatures needs of a robot, as plain data that a saved model can keep.
+    Convert what RLTFeatures needs of a robot into plain data that a saved model can keep.
 
     :param robot: the environment's ``metadata["robot"]``; ``proprio`` is read, parts with ``kind``, ``size``,
         ``center`` and ``scale``
@@ -36,18 +36,19 @@ def proprio_layout(robot: Any) -> list[dict[str, Any]]:
 
 class RLTFeatures(BaseFeaturesExtractor):
     """
-    Normalized ``z_rl`` and ``proprio``, concatenated; ``vla_ref`` is left to the actor.
+    Normalizes ``z_rl`` and ``proprio`` and concatenates them; ``vla_ref`` is left to the actor.
 
-    ``z_rl`` goes through a LayerNorm, without weights of its own: the first layer of every network after it can do
-    their work, and without parameters here a batch's features are the same for all networks. ``proprio`` is scaled by
-    constants, so that there are no running statistics to save or to get wrong: linear parts become
-    ``(p - center) / scale``, and an axis-angle vector becomes the first two columns of its rotation matrix (a gripper
-    that points down is turned by about pi, where axis-angle flips its sign from one step to the next and the matrix
-    does not). The linear parts come first.
+    ``z_rl`` goes through a LayerNorm without weights: the first layer of each network does the same work. Since the
+    features have no parameters, they are the same for all networks and are computed once per batch.
+
+    ``proprio`` is scaled by constants, so there are no running statistics to save. Linear parts become ``(p - center) /
+    scale``. An axis-angle vector becomes the first two columns of its rotation matrix: a gripper that points down is
+    turned by about pi, where axis-angle flips its sign from one step to the next and the matrix does not. The linear
+    parts come first.
 
     :param observation_space: Dict with ``z_rl`` (D,) and ``proprio`` (P,)
     :param token_input: False leaves ``z_rl`` out (ablation: proprio only)
-    :param proprio_norm: "auto" (RLT puts in the layout that the environment's robot describes), "none", a layout (one
+    :param proprio_norm: "auto" (RLT inserts the layout that the environment's robot describes), "none", a layout (one
         dict with ``kind``, ``size``, ``center`` and ``scale`` per part, see :func:`proprio_layout`), or (center,
         scale), P numbers each in any shape: (P,) or (P, 1, 1)
     :raises ValueError: for any other ``proprio_norm``, or one that does not fit P
@@ -84,6 +85,8 @@ class RLTFeatures(BaseFeaturesExtractor):
 
     def forward(self, observations: TensorDict) -> th.Tensor:
         """
+        Compute the features of observations.
+
         :param observations: ``z_rl`` (B, D), ``proprio`` (B, P); or ``features``, what was returned for them before
         :return: features (B, features_dim)
         """
@@ -98,15 +101,15 @@ class RLTFeatures(BaseFeaturesExtractor):
 
 
 def _layout(proprio_norm: Any, size: int) -> ProprioLayout:
-    """What ``proprio_norm`` means for ``size`` numbers, checked."""
-    # "auto": RLT puts the layout of the environment's robot here; without a robot the numbers stay as they are
+    """Check ``proprio_norm`` and return its layout of ``size`` numbers."""
+    # RLT replaces "auto" by the layout of the environment's robot; without a robot the numbers stay as they are
     if isinstance(proprio_norm, str) and proprio_norm in ("auto", "none"):
         return [{"kind": "linear", "size": size, "center": [0.0] * size, "scale": [1.0] * size}]
     if isinstance(proprio_norm, str):
         raise ValueError(f"proprio_norm must be 'auto', 'none', (center, scale) or a layout, got {proprio_norm!r}.")
     layout = proprio_norm
     if not all(isinstance(part, Mapping) for part in layout):
-        # flat: (P, 1) would spread over the batch
+        # flattened: (P, 1) would be broadcast over the batch
         center, scale = (th.as_tensor(numbers, dtype=th.float32).flatten().tolist() for numbers in proprio_norm)
         if not len(center) == len(scale) == size or not _usable(center, scale):
             raise ValueError(f"proprio_norm needs {size} finite centers and {size} scales > 0, got {proprio_norm!r}.")
@@ -121,7 +124,10 @@ def _layout(proprio_norm: Any, size: int) -> ProprioLayout:
             )
     total = sum(part["size"] for part in layout)
     if total != size:
-        raise ValueError(f"The parts of proprio have {total} numbers, the observation has {size}: {layout!r}.")
+        raise ValueError(
+            f"The parts of proprio have {total} numbers, the observation has {size}: they must be equal, got "
+            f"{layout!r}."
+        )
     return layout
 
 

@@ -25,6 +25,8 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 
 def check_spaces(obs: Any, action: Any) -> None:
     """
+    Refuse spaces that RLT cannot use.
+
     :param obs: observation space; Dict with ``z_rl`` (D,), ``proprio`` (P,) and ``vla_ref`` (C, d) is right
     :param action: action space; Box(-1, 1, (C, d)) is right
     :raises ValueError: if they are not, or do not fit together
@@ -47,17 +49,17 @@ def check_spaces(obs: Any, action: Any) -> None:
 
 class RLTActor(Actor):
     """
-    Deterministic actor on (z_rl, proprio, vla_ref).
+    Maps (z_rl, proprio, vla_ref) to one chunk, deterministically.
 
-    ``mode="residual"``: ``clamp(vla_ref + f(z_rl, proprio, vla_ref), -1, 1)`` with a zero last layer in ``f``, so that
-    the untrained actor plays the VLA's chunk exactly. ``mode="direct"``: ``clamp(f(...), -1, 1)``, the paper's form
-    (eq. 4), which starts anywhere.
+    ``mode="residual"`` computes ``clamp(vla_ref + f(z_rl, proprio, vla_ref), -1, 1)``. The last layer of ``f`` starts
+    at zero, so the untrained actor plays the VLA's chunk exactly. ``mode="direct"`` computes ``clamp(f(...), -1, 1)``,
+    the paper's form (eq. 4), whose first chunks are arbitrary.
 
     :param observation_space: Dict with ``z_rl``, ``proprio``, ``vla_ref``
     :param action_space: Box(-1, 1, (C, d))
     :param net_arch: hidden layer sizes
     :param features_extractor: normalization of ``z_rl`` and ``proprio``
-    :param features_dim: its output size
+    :param features_dim: output size of the features extractor
     :param activation_fn: activation
     :param normalize_images: unused, there are no pictures
     :param mode: "residual" or "direct"
@@ -102,6 +104,8 @@ class RLTActor(Actor):
 
     def forward(self, obs: TensorDict, keep_reference: th.Tensor | None = None) -> th.Tensor:  # type: ignore[override]
         """
+        Choose a chunk.
+
         :param obs: ``z_rl`` (B, D), ``proprio`` (B, P), ``vla_ref`` (B, C, d)
         :param keep_reference: reference dropout, (B, 1) of 0 (the network sees zeros for the whole reference chunk) and
             1; given by the actor update only. It has no effect on an actor without reference input, nor on what
@@ -111,38 +115,38 @@ class RLTActor(Actor):
         reference = obs["vla_ref"].float().flatten(1)
         features = self.features_extractor(obs)
         if self.reference_input:
-            # only the network loses sight of it: were it missing from the sum as well, the network's first lesson would
-            # be to make up for a whole chunk, and what it learns for these rows leads it astray in all others
+            # Dropout hides the reference from the network only. If it were missing from the sum below as well, the
+            # network would learn to produce whole chunks for these rows, which is wrong for all others.
             seen = reference if keep_reference is None else reference * keep_reference
             features = th.cat([features, seen], dim=1)
         output = self.mu(features)
         return AntiWindupClamp.apply(reference + output if self.mode == "residual" else output)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        # Exploration noise belongs to the collection of rollouts (RLT._sample_action)
+        # RLT._sample_action adds the exploration noise
         return self(observation)
 
 
 class RLTCritic(ContinuousCritic):
     """
-    Ensemble of Q-functions on (z_rl, proprio, chunk), without the reference (paper eq. 3).
+    Ensemble of Q-functions of (z_rl, proprio, chunk); they do not see the reference (paper eq. 3).
 
-    Has the interface of SB3's ``ContinuousCritic``; :meth:`q_values` is the quick way in, :meth:`target_q` and
-    :meth:`actor_q` are what updates use.
+    It has the interface of SB3's ``ContinuousCritic``. Updates use :meth:`target_q` and :meth:`actor_q`;
+    :meth:`q_values` returns the values of all members in one tensor.
 
     :param observation_space: Dict with ``z_rl``, ``proprio``
     :param action_space: Box(-1, 1, (C, d))
     :param net_arch: hidden layer sizes of each member
     :param features_extractor: normalization of ``z_rl`` and ``proprio``
-    :param features_dim: its output size
+    :param features_dim: output size of the features extractor
     :param activation_fn: activation
     :param normalize_images: unused, there are no pictures
     :param n_critics: number of members
     :param share_features_extractor: not supported (the actor's features would be trained by two losses)
-    :param layer_norm: LayerNorm in hidden layers
+    :param layer_norm: use LayerNorm in hidden layers
     :param n_target_critics: members whose minimum is the target, drawn anew each time; None: all
     :param actor_q: Q in the actor's loss: "mean", "min" or "first"
-    :param precision: of the matrix products: "float32", "bfloat16", or "auto"
+    :param precision: precision of the matrix products: "float32", "bfloat16", or "auto"
     """
 
     def __init__(
@@ -178,6 +182,8 @@ class RLTCritic(ContinuousCritic):
 
     def q_values(self, obs: TensorDict, actions: th.Tensor, members: th.Tensor | slice | None = None) -> th.Tensor:
         """
+        Compute Q-values of several members.
+
         :param obs: ``z_rl`` (B, D), ``proprio`` (B, P)
         :param actions: flat chunks (B, C*d)
         :param members: indices of the members to ask; all by default
@@ -190,6 +196,8 @@ class RLTCritic(ContinuousCritic):
 
     def target_q(self, obs: TensorDict, actions: th.Tensor) -> th.Tensor:
         """
+        Compute pessimistic Q-values for targets.
+
         :param obs: ``z_rl`` (B, D), ``proprio`` (B, P)
         :param actions: flat chunks (B, C*d)
         :return: pessimistic Q-values for targets (B,): minimum over all members, or over ``n_target_critics`` of them
@@ -201,6 +209,8 @@ class RLTCritic(ContinuousCritic):
 
     def actor_q(self, obs: TensorDict, actions: th.Tensor) -> th.Tensor:
         """
+        Compute the Q-values that the actor follows.
+
         :param obs: ``z_rl`` (B, D), ``proprio`` (B, P)
         :param actions: flat chunks (B, C*d)
         :return: the Q-values that the actor follows (B,)
@@ -209,11 +219,11 @@ class RLTCritic(ContinuousCritic):
         return q_values.amin(0) if self.follow == "min" else q_values.mean(0)
 
     def forward(self, obs: TensorDict, actions: th.Tensor) -> tuple[th.Tensor, ...]:  # type: ignore[override]
-        """:return: one (B, 1) tensor per member"""
+        """Return one (B, 1) tensor per member."""
         return tuple(self.q_values(obs, actions).unsqueeze(-1))
 
     def q1_forward(self, obs: TensorDict, actions: th.Tensor) -> th.Tensor:  # type: ignore[override]
-        """:return: Q-values of the first member (B, 1)"""
+        """Return Q-values of the first member (B, 1)."""
         return self.q_values(obs, actions, slice(1))[0].unsqueeze(-1)
 
 
@@ -234,21 +244,22 @@ class RLTPolicy(TD3Policy):
     :param n_critics: number of Q-functions; the minimum over them is the target
     :param n_target_critics: take the minimum over this many randomly chosen ones (REDQ), which is also cheaper;
         None: all
-    :param critic_precision: of the matrix products of the critics (parameters, losses and targets stay float32):
-        "bfloat16" is about twice as fast on devices that have bfloat16 instructions and slower on others; "auto" asks
-        the device on which the critics are; or "float32"
+    :param critic_precision: precision of the matrix products of the critics (parameters, losses and targets stay
+        float32): "bfloat16" is about twice as fast on devices that have bfloat16 instructions and slower on others;
+        "auto" asks the device on which the critics are; or "float32"
     :param layer_norm: LayerNorm in the critics
     :param actor_mode: "residual" (reference + correction that starts at zero) or "direct" (paper), see
         :class:`RLTActor`
     :param actor_q: Q in the actor's loss: "mean" of the ensemble (the least noisy gradient; pessimism is in the
         targets), "min", or "first" (TD3)
     :param actor_tau: weight of the actor in each update of its slow copy, which plays and gives the target actions;
-        None: ``tau`` of RLT. A small one (0.0015) keeps the policy from swinging after every change of the critics
+        None: ``tau`` of RLT. A small weight (0.0015) keeps the policy from following every change of the critics
     :param actor_std: standard deviation, in units of ``action_scale``, of the chunks that the actor's loss judges: the
         paper's actor is a Gaussian of fixed width. 0: the loss judges the actor's own chunk (TD3)
     :param token_input: False: networks see ``proprio`` without ``z_rl`` (ablation)
     :param reference_input: False: the actor's network does not see ``vla_ref`` (ablation)
-    :param act_with: what plays, in rollouts and evaluation: "target", the slow copy of the actor, or "online" (TD3)
+    :param act_with: actor that plays in rollouts and evaluation: "target", the slow copy of the actor, or "online"
+        (TD3)
     :param gated: evaluation plays the last actor that was deployed (:meth:`deploy`) instead, first the untrained one;
         :meth:`start_trial` puts an actor on trial. RLT sets it: see :class:`~rlt_sb3.common.policy_gate.PolicyGate`
     :raises ValueError: for settings out of range
@@ -361,14 +372,16 @@ class RLTPolicy(TD3Policy):
         return data | {name: getattr(self, name) for name in names}
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        # Exploration noise belongs to the collection of rollouts (RLT._sample_action).
+        # RLT._sample_action adds the exploration noise
         return self.actor_deployed(observation) if self.gated else self.training_actor(observation)
 
     @property
     def training_actor(self) -> RLTActor:
         """
-        The actor that practises. The online one swings from one update to the next, far enough to lose whole tasks for
-        a while; its slow copy averages that out.
+        The actor that plays training episodes (the practicing actor).
+
+        The online actor changes so much from one update to the next that it can lose a whole task for a while. Its slow
+        copy averages these changes out.
         """
         return self.actor_target if self.act_with == "target" else self.actor
 
@@ -378,11 +391,13 @@ class RLTPolicy(TD3Policy):
         return self.actor_mode == "residual"
 
     def start_trial(self) -> None:
-        """The actor that practises goes on trial, as it is now."""
+        """Put a copy of the practicing actor on trial."""
         self.actor_on_trial.load_state_dict(self.training_actor.state_dict())
 
     def set_critic_precision(self, precision: str) -> None:
         """
+        Change ``critic_precision``.
+
         :param precision: ``critic_precision`` from now on
         :raises ValueError: if there is no such precision
         """
@@ -393,20 +408,27 @@ class RLTPolicy(TD3Policy):
 
     def deploy(self, parameters: Mapping[str, Any]) -> None:
         """
+        Replace the actor that :meth:`predict` plays.
+
         :param parameters: of the actor that :meth:`predict` plays from now on
         """
         self.actor_deployed.load_state_dict(parameters)
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> RLTActor:
-        """:return: a new actor"""
+        """Return a new actor."""
         return RLTActor(**self._update_features_extractor(self.actor_kwargs, features_extractor)).to(self.device)
 
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> RLTCritic:
-        """:return: a new ensemble of critics"""
+        """Return a new ensemble of critics."""
         return RLTCritic(**self._update_features_extractor(self.critic_kwargs, features_extractor)).to(self.device)
 
     def scale_action(self, action: Any) -> Any:
-        """The action space is [-1, 1] already (checked by RLT): nothing to scale, nothing to round."""
+        """
+        Return the action unchanged: the action space is [-1, 1] already (checked by RLT).
+
+        :param action: an action
+        :return: the same
+        """
         return action
 
     def unscale_action(self, scaled_action: Any) -> Any:

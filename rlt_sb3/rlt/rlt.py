@@ -37,29 +37,32 @@ SelfRLT = TypeVar("SelfRLT", bound="RLT")
 
 class RLT(ChunkOffPolicyAlgorithm, TD3):
     r"""
-    Online RL on RL tokens (Xu et al., "RL Token: Bootstrapping Online RL with Vision-Language-Action Models",
-    https://arxiv.org/abs/2604.23073), as a plug-in for Stable-Baselines3.
+    Online RL on RL tokens: chunked TD3 that starts at a frozen VLA and stays near it.
 
-    One environment step is one action chunk of up to C control steps. The observation is a flat Dict of
-    ``z_rl`` (D,), ``proprio`` (P,) and ``vla_ref`` (C, d), the chunk that the frozen VLA proposes; the action is the
-    chunk to execute, Box(-1, 1, (C, d)). All discounts are per control step.
+    The method is that of Xu et al., "RL Token: Bootstrapping Online RL with Vision-Language-Action Models",
+    https://arxiv.org/abs/2604.23073. RLT is an algorithm of Stable-Baselines3.
 
-    Critics learn, with :math:`k \le C` executed steps (paper eq. 3; ``n_steps`` chains several chunks)
+    One environment step is one action chunk of up to C control steps. The observation is a flat Dict of ``z_rl`` (D,),
+    ``proprio`` (P,) and ``vla_ref`` (C, d), the chunk that the frozen VLA proposes. The action is the chunk to execute,
+    Box(-1, 1, (C, d)). All discounts are per control step.
 
-    .. math:: y = \sum_{j<k} \gamma^j r_j + \gamma^k (1 - \text{terminated}) \min_i Q'_i(s', a'),
+    The critics learn the return of :math:`k \le C` executed steps (paper eq. 3; ``n_steps`` chains several chunks)
 
-    with ``a'`` from the target actor plus clipped noise. The actor minimizes (paper eq. 5)
+    .. math:: y = \sum_{j<k} \gamma^j r_j + \gamma^k (1 - \mathrm{terminated}) \min_i Q'_i(s', a'),
 
-    .. math:: -Q(s, a) + \text{bc\_coef} \cdot \tfrac{1}{C d} \lVert (a - \text{vla\_ref}) / \sigma \rVert^2 ,
+    where ``a'`` is the target actor's chunk plus clipped noise. The actor minimizes (paper eq. 5)
 
-    with :math:`\sigma` = ``action_scale``. The paper writes the distance as a sum, without sigma: its beta is
-    ``bc_coef / (C * d)`` (20 is 0.36 for C=8, d=7). Both are meant for rewards that add up to at most 1: with a success
-    that pays r, ``r * bc_coef`` weighs as much.
+    .. math:: -Q(s, a) + \mathrm{bc\_coef} \cdot \tfrac{1}{C d} \lVert (a - \mathrm{vla\_ref}) / \sigma \rVert^2 ,
 
-    The defaults are the recipe behind the published results. :data:`~rlt_sb3.rlt.presets.PAPER` has the paper's own
-    settings, ``RLT(policy, env, **PAPER)``. The defaults differ because that recipe first falls below the VLA: here the
-    untrained actor plays the VLA's chunk exactly, critics learn before the actor moves, targets stay in the reachable
-    range, and :meth:`predict` plays the VLA's chunk until an actor has beaten the VLA.
+    where :math:`\sigma` is ``action_scale``. The paper's loss has the sum of squares instead of the mean, and no sigma:
+    its beta is ``bc_coef / (C * d)`` (20 is 0.36 for C=8, d=7). Both are meant for rewards that add up to at most 1. If
+    a success pays r, use ``r * bc_coef``.
+
+    The defaults are the settings behind the published results. :data:`~rlt_sb3.rlt.presets.PAPER` has the paper's own
+    settings: ``RLT(policy, env, **PAPER)``. With the paper's settings the success rate first falls below the VLA's. The
+    defaults avoid this in four ways: the untrained actor plays the VLA's chunk exactly, the critics learn before the
+    actor moves, targets stay in the reachable range, and :meth:`predict` plays the VLA's chunk until an actor has
+    beaten the VLA.
 
     :param policy: "MultiInputPolicy" or :class:`~rlt_sb3.rlt.policies.RLTPolicy`
     :param env: environment with the spaces above, e.g. ``VecMonitor(GymnasiumVecEnv(make_vec(...)))``
@@ -73,29 +76,30 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
     :param utd: critic updates per stored row, exact for any number of environments (fractions are carried over)
     :param n_steps: consecutive chunks in a return
     :param policy_delay: critic updates per actor and target update, counted over the whole life of the model
-    :param target_policy_noise: standard deviation of the noise on target actions. TD3 has 0.1; here it is 0, because
-        noise shakes free a policy that stands still, and the critics would not notice that it stands still
-    :param target_noise_clip: its limit
+    :param target_policy_noise: standard deviation of the noise on target actions. TD3 has 0.1. The default is 0,
+        because noise can free a policy that stands still, so the critics would not notice that it stands still
+    :param target_noise_clip: limit of the noise on target actions
     :param bc_coef: weight of the *mean* squared distance, over the C*d numbers, to the VLA's chunk (in units of
         ``action_scale``): a number, a :class:`~rlt_sb3.common.schedules.ChunkSchedule` (of the chunks collected), or
         one of SB3's schedules (of the progress remaining, which falls from 1 to 0)
-    :param bc_failure_weight: the pull is multiplied by this in rows whose episode has not ended in success: 1 for all
-        rows alike, 0 for successful episodes only. Episodes still running, and those cut off, are no successes yet.
+    :param bc_failure_weight: factor of the pull in rows whose episode has not ended in success: 1 pulls all rows alike,
+        0 only those of successful episodes. Episodes that still run or were cut off are not successes
     :param reference_dropout: probability, per sample of an actor update, that the actor sees zeros for the whole
         reference chunk; never in :meth:`predict`, rollouts or targets
     :param exploration_std: standard deviation of the Gaussian noise in rollouts after ``learning_starts``; a number or
         one per action dimension (d,)
-    :param action_scale: one unit of action, a number or one per action dimension (d,): noise (in rollouts and on
-        targets) is multiplied by it, the distance of the pull is divided by it. Where the VLA turns the hand by 0.02,
+    :param action_scale: one unit of action, a number or one per action dimension (d,). Noise (in rollouts and on
+        targets) is multiplied by it, and the distance of the pull is divided by it. If the VLA turns the hand by 0.02,
         noise of 0.05 is large, and the pull leaves more room than the VLA ever uses. "auto": 8 standard deviations of
-        the VLA's own actions in the warm-up, per dimension, at least 0.2 and at most 1; :attr:`action_unit` has it
-    :param critic_warmup_updates: extra critic updates, done at once when ``learning_starts`` is over, before the actor
-        may move. With ``actor_mode="direct"`` the actor is meanwhile fitted to the VLA's chunks.
-    :param q_bounds: targets are clipped to this range, the reachable one; (0, 1) fits a sparse reward of 1. A warning
-            tells of returns outside it. None: off
+        the VLA's own actions in the warm-up, per dimension, at least 0.2 and at most 1; :attr:`action_unit` has the
+        result
+    :param critic_warmup_updates: extra critic updates, done at once after ``learning_starts``, before the actor may
+        move. With ``actor_mode="direct"`` the actor is meanwhile fitted to the VLA's chunks
+    :param q_bounds: range to which targets are clipped, the reachable one; (0, 1) fits a sparse reward of 1. Returns
+        outside it cause a warning. None: no clipping
     :param gate: a share of the training episodes are trials, which copies of the actor play without noise.
-        :meth:`predict` plays the VLA's chunk until an actor has beaten the VLA in its trials, and then the last actor
-        that has (with ``actor_mode="direct"`` it plays the untrained actor until then, which is not the VLA). A dict
+        :meth:`predict` plays the VLA's chunk until an actor has beaten the VLA in its trials, and from then on the last
+        actor that has (with ``actor_mode="direct"`` it first plays the untrained actor, which is not the VLA). A dict
         has arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, True stands for its defaults. False: no gate,
         :meth:`predict` plays the present actor
     :param action_noise: further noise in rollouts, shape (C, d), e.g. :class:`~rlt_sb3.common.noise.HeldNoise`
@@ -165,7 +169,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             tau=tau,
             gamma=gamma,
             train_freq=train_freq,
-            gradient_steps=-1,  # as many as collect_rollouts says
+            gradient_steps=-1,  # the number of updates that collect_rollouts returns
             action_noise=action_noise,
             replay_buffer_class=replay_buffer_class,
             replay_buffer_kwargs=replay_buffer_kwargs,
@@ -202,11 +206,11 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         assert isinstance(self.observation_space, spaces.Dict) and isinstance(self.action_space, spaces.Box)
         if self._vec_normalize_env is not None:
             raise ValueError(
-                "VecNormalize does not go with RLT: vla_ref must stay as it is; RLT normalizes its own inputs."
+                "RLT cannot use VecNormalize, which would change vla_ref: leave it out (RLT normalizes its own inputs)."
             )
         check_values(self)
         if self.q_bounds is not None:
-            self.q_bounds = (float(self.q_bounds[0]), float(self.q_bounds[1]))  # load() brings a list
+            self.q_bounds = (float(self.q_bounds[0]), float(self.q_bounds[1]))  # load() gives a list
         self._describe_proprio()
         if self.replay_buffer_class is None:
             self.replay_buffer_class = ChunkReplayBuffer
@@ -219,13 +223,13 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
                 n_envs=self.n_envs,
                 **(self._buffer_settings() | self.replay_buffer_kwargs),
             )
-        # The buffer has its n_steps; SB3 would warn that it ignores the argument
+        # The buffer already has n_steps; SB3 would warn that it ignores the argument
         n_steps, self.n_steps = self.n_steps, 1
         super()._setup_model()
         self.n_steps = n_steps
 
     def _describe_proprio(self) -> None:
-        """Put what the environment's robot says of ``proprio`` into ``policy_kwargs``, which are saved."""
+        """Store the layout of ``proprio``, which the environment's robot describes, in ``policy_kwargs``."""
         robot = metadata_of(self.env).get("robot")
         given = self.policy_kwargs.get("features_extractor_kwargs") or {}
         takes = issubclass(self.policy_kwargs.get("features_extractor_class", RLTFeatures), RLTFeatures)
@@ -243,13 +247,13 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             return np.asarray(self._measured_unit)
         assert isinstance(self.replay_buffer, ChunkReplayBuffer)
         references = self.replay_buffer.references()
-        if len(references) == 0:  # before the first row, no more is known of the VLA than its present chunks
+        if len(references) == 0:  # before the first row only the VLA's present chunks are known
             assert self._last_obs is None or isinstance(self._last_obs, dict)
             references = np.zeros((1, 1, 1)) if self._last_obs is None else self._last_obs["vla_ref"]
         return unit_from_spread(references)
 
     def _measure_unit(self) -> None:
-        """Take what "auto" finds now for good: the critics learn under this noise."""
+        """Fix the unit that "auto" finds now: it must not change once the critics learn under this noise."""
         assert isinstance(self.replay_buffer, ChunkReplayBuffer)
         if isinstance(self.action_scale, str) and self._measured_unit is None and self.replay_buffer.size() > 0:
             self._measured_unit = self.action_unit.tolist()
@@ -267,7 +271,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         """
         assert isinstance(self._last_obs, dict), "self._last_obs was not set"
         reference = np.clip(np.asarray(self._last_obs["vla_ref"], dtype=np.float32), -1.0, 1.0)
-        # a later learn() starts with the VLA's chunks as well, whatever the actor has learned before
+        # the warm-up of a later learn() also plays the VLA's chunks, whatever the actor has learned before
         if self.num_timesteps < learning_starts:
             if self.gate is not None:
                 self.gate.play_vla()
@@ -292,6 +296,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
     def train(self, gradient_steps: int, batch_size: int = 256) -> None:
         """
+        Update critics and actor on batches from the replay buffer.
+
         :param gradient_steps: number of critic updates
         :param batch_size: rows per update
         """
@@ -311,7 +317,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             for batch in self.replay_buffer.sample_batches(count, batch_size, self._add_features):
                 self._n_updates += 1
                 critic_stats.append(self._update_critic(batch))
-                # counted over the life of the model: a delay per call would never let single updates reach the actor
+                # counted over the life of the model: per call, calls with one update would never update the actor
                 if self._n_updates % self.policy_delay == 0:
                     warming_up = self._warming_up
                     if not warming_up or self.policy.actor_mode == "direct":
@@ -341,6 +347,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
     def _targets(self, batch: ChunkBatch) -> th.Tensor:
         """
+        Compute the targets of the critics.
+
         :param batch: rows
         :return: targets of the critics (B,)
         """
@@ -355,6 +363,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
     def _update_critic(self, batch: ChunkBatch) -> th.Tensor:
         """
+        Update the critics on one batch.
+
         :param batch: rows
         :return: loss (summed over the ensemble), mean Q, its spread over the ensemble, mean / min / max target
         """
@@ -370,23 +380,25 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
     def _update_actor(self, batch: ChunkBatch, follow_q: bool = True) -> th.Tensor:
         """
+        Update the actor on one batch.
+
         :param batch: rows
         :param follow_q: False leaves only the pull towards the VLA's chunks
         :return: loss, mean Q, mean squared distance to the VLA's chunks in units of ``action_scale``, mean distance per
             sample (norm over C*d, no units), the pull's weight, share of the rows that belong to successful episodes
         """
         observations = batch.observations
-        bc_target = batch.bc_target  # vla_ref, but the executed action where someone else chose it
+        bc_target = batch.bc_target  # vla_ref; where someone else chose the action, the executed action
         keep = None
         if self.reference_dropout > 0.0:
             keep = (th.rand(len(bc_target), 1, device=self.device) >= self.reference_dropout).float()
         actions = self.actor(observations, keep)
         difference = actions - bc_target
         squared = times_per_dimension(difference, 1.0 / self.action_unit).pow(2)
-        # reference dropout does not touch the target of the pull
+        # reference dropout does not change the target of the pull
         bc_loss = pull = squared.mean()
         if follow_q and self.bc_failure_weight < 1.0:
-            # not divided by the sum of the weights: in each row the pull has to hold its own against Q
+            # not divided by the sum of the weights: in each row the pull must keep its size relative to Q
             pull = (squared * (batch.successful + self.bc_failure_weight * (1.0 - batch.successful))).mean()
         if isinstance(self.bc_coef, ChunkSchedule):
             bc_coef = self.bc_coef(self.num_timesteps)
@@ -395,7 +407,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         loss = bc_coef * pull
         actor_q = th.zeros((), device=self.device)
         if follow_q:
-            # only the gradient with respect to the action is needed: a third of the work less
+            # only the gradient with respect to the action is needed, which saves a third of the work
             self.critic.requires_grad_(False)
             sampled = actions
             if self.policy.actor_std > 0.0:
@@ -422,7 +434,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> SelfRLT:
-        """See Stable-Baselines3; ``total_timesteps`` is the number of chunks to collect."""
+        """Collect ``total_timesteps`` chunks and learn from them, see Stable-Baselines3."""
         return super().learn(
             total_timesteps=total_timesteps,
             callback=callback,

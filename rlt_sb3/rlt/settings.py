@@ -1,4 +1,4 @@
-"""Whether RLT's settings can work: checked when a model is set up, and by runs before there is an environment."""
+"""Checks of RLT's settings, which need no environment."""
 
 from collections.abc import Callable, Mapping
 from numbers import Real
@@ -16,6 +16,8 @@ from rlt_sb3.common.schedules import ChunkSchedule
 
 def check_values(model: Any) -> None:
     """
+    Check the settings of a model before it is set up.
+
     :param model: of RLT, with its spaces; not set up yet
     :raises ValueError: names the setting, what is allowed and what was given
     """
@@ -86,7 +88,9 @@ def check_values(model: Any) -> None:
 
 def check_before_env(algorithm: type, settings: Mapping[str, Any]) -> None:
     """
-    Try settings on spaces made up for them: what depends on the environment's own is checked when a model is made.
+    Check settings before there is an environment, on stand-in spaces.
+
+    What depends on the environment's own spaces is checked when a model is made.
 
     :param algorithm: RLT
     :param settings: its keyword arguments, without policy and environment

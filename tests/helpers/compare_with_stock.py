@@ -1,4 +1,4 @@
-"""Our simulator against LIBERO's OffScreenRenderEnv, bit for bit; run by test_exact.py in a process of its own.
+"""Our simulator against LIBERO's OffScreenRenderEnv, bit for bit; run by test_exact.py in a separate process.
 
 python tests/helpers/compare_with_stock.py SUITE TASK [--assets official] [--episodes 2] [--steps 300] [--expert]
 """

@@ -61,7 +61,7 @@ MODELS = []
 
 
 def models_are(simulator, number):
-    """Whether the simulators that this worker has played so far have so many MuJoCo models between them."""
+    """Whether the simulators that this worker has played so far have this number of MuJoCo models between them."""
     model = simulator.problem.sim.model._model
     if all(model is not seen for seen in MODELS):
         MODELS.append(model)

@@ -80,6 +80,6 @@ def textbook_wilson(k, n):
     """Both ends of Wilson's 95 % interval."""
     z = 1.959963984540054
     p = k / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    center = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return centre - half, centre + half
+    return center - half, center + half

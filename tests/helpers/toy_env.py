@@ -107,7 +107,7 @@ class ToyVectorEnv(InProcessVectorEnv):
 
 class BreakingVectorEnv(FakeRLTokenVectorEnv):
     """
-    Has a process of its own, as simulators do. Breaks in the training step that the environment variable
+    Has a separate process, as simulators do. Breaks in the training step that the environment variable
     ``TOY_BREAKS_AT`` names: a setting would be part of the run, and the resumed run would break again.
     """
 

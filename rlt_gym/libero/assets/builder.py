@@ -229,6 +229,8 @@ def _scene_tree(scene: Scene) -> ET.Element:
 
 def build_files(catalog: Iterable[Asset | Scene] = CATALOG) -> dict[str, bytes]:
     """
+    Build all files of the assets in memory.
+
     :param catalog: What to build.
     :return: Contents of every file by its path below the asset folder.
     """

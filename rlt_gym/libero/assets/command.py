@@ -52,7 +52,7 @@ class AssetsConfig:
 
 
 def _report_missing(folder: Path, suites: list[str]) -> int:
-    """:return: How many tasks lack something."""
+    """Return how many tasks lack something."""
     total = 0
     for suite, lacking in missing_by_suite(folder, suites).items():
         tasks = len(get_tasks(suite))
@@ -124,7 +124,7 @@ def download(config: AssetsConfig) -> int:
 
 
 def _rollout(suite: str, task_id: int, steps: int) -> list[str]:
-    """:return: Problems of a rollout of random actions with a picture at its end, and of the reset after it."""
+    """Return problems of a rollout of random actions with a picture at its end, and of the reset after it."""
     from rlt_gym.libero.worker.simulator import LiberoSimulator
 
     simulator = LiberoSimulator(suite, task_id, image_size=64, render="fast")

@@ -10,7 +10,7 @@ from rlt_gym.libero.assets.shapes import Box, Cylinder, Prism, Shape, Vec3, slab
 
 def _drawer(level: str, region_z: float, center_z: float, case: str, front: str, handle: str) -> Part:
     """
-    A hollow drawer that opens towards -y, with a handle whose gap takes a finger of the gripper.
+    Build a hollow drawer that opens towards -y; a finger of the gripper fits behind its handle.
 
     :param level: ``"top"``, ``"middle"`` or ``"bottom"``.
     :param region_z: z of the center of its region.
@@ -49,6 +49,8 @@ def _cabinet_shelf(top: float, case: str) -> Box:
 
 def _cabinet(name: str, case: str, front: str, handle: str, parts_collide: bool) -> Asset:
     """
+    Build a cabinet.
+
     :param name: Name of LIBERO's fixture.
     :param case: Paint of the case.
     :param front: Paint of the drawers' fronts.
@@ -141,7 +143,9 @@ _SHELF = turn(x=_LEAN)
 
 def _rack_shelf(y: float, z: float) -> tuple[Shape, ...]:
     """
-    A leaning shelf: five slats on two rails are drawn, one board collides, and a lip keeps bottles from rolling off.
+    Build a leaning shelf.
+
+    Five slats on two rails are drawn, one board collides, and a lip keeps bottles from rolling off.
 
     :param y: Center of the board.
     :param z: Center of the board.

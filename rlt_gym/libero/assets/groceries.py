@@ -22,7 +22,7 @@ def _hope(
 
 def _label(paint: str, half_width: float, depth: float, low: float, high: float, x: float = 0.0) -> Shape:
     """
-    A band of paint on front and back, no part of the body.
+    Paint a band on front and back that does not collide.
 
     :param paint: Its paint.
     :param half_width: Half its width along x.
@@ -120,6 +120,8 @@ COOKIES = _hope(
 
 def _can(body: str, band: str, letters: str) -> tuple[Shape, ...]:
     """
+    Build a can.
+
     :param body: Paint of the can.
     :param band: Paint of the broad band around it.
     :param letters: Paint of two thin lines on the band.
@@ -154,6 +156,8 @@ TOMATO_SAUCE = _hope(
 
 def _carton(body: str, base: str, gable: str, spot: str, roundel: str) -> tuple[Shape, ...]:
     """
+    Build a carton.
+
     :param body: Paint of the sides.
     :param base: Paint of the lower edge.
     :param gable: Paint of the upper part.

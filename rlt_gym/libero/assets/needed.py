@@ -24,6 +24,8 @@ def _section(text: str, name: str) -> str:
 
 def task_entries(task: LiberoTask) -> list[Asset | Scene]:
     """
+    List what LIBERO loads for a task.
+
     :param task: A task.
     :return: What of the catalog LIBERO loads for it: its room first, then its fixtures and objects.
     :raises ValueError: If its BDDL file names something that the catalog lacks.
@@ -31,7 +33,8 @@ def task_entries(task: LiberoTask) -> list[Asset | Scene]:
     text = task.bddl_file.read_text()
     problem = re.search(r"\(problem\s+(\w+)\)", text)
     if problem is None or problem.group(1).lower() not in ROOMS:
-        raise ValueError(f"{task.bddl_file}: unknown problem; known are {', '.join(ROOMS)}")
+        found = None if problem is None else problem.group(1)
+        raise ValueError(f"{task.bddl_file}: unknown problem {found!r}; known are {', '.join(ROOMS)}")
     entries: list[Asset | Scene] = [ROOMS[problem.group(1).lower()]]
     for name in ("fixtures", "objects"):
         for category in re.findall(r"-\s+(\w+)", _section(text, name)):
@@ -39,7 +42,7 @@ def task_entries(task: LiberoTask) -> list[Asset | Scene]:
             if category == "floor" or category.endswith("table"):
                 continue
             if category not in _BY_CATEGORY:
-                raise ValueError(f"{task.bddl_file}: the catalog has no {category!r}")
+                raise ValueError(f"{task.bddl_file}: the catalog has no {category!r}; is this the installed LIBERO's?")
             if _BY_CATEGORY[category] not in entries:
                 entries.append(_BY_CATEGORY[category])
     return entries
@@ -47,7 +50,7 @@ def task_entries(task: LiberoTask) -> list[Asset | Scene]:
 
 @functools.cache
 def _missing_of(folder: Path, path: str) -> tuple[str, ...]:
-    """An XML file and all meshes and textures that it names."""
+    """List the files missing for one XML file: itself, and all meshes and textures that it names."""
     if not (folder / path).is_file():
         return (path,)
     try:
@@ -70,6 +73,8 @@ def _missing_of(folder: Path, path: str) -> tuple[str, ...]:
 
 def missing_for(folder: Path, task: LiberoTask) -> list[str]:
     """
+    List the files that a task needs and that a folder lacks.
+
     :param folder: Folder laid out like LIBERO's ``assets``.
     :param task: A task.
     :return: Files that the task needs and that are not there, meshes and textures included.
@@ -79,6 +84,8 @@ def missing_for(folder: Path, task: LiberoTask) -> list[str]:
 
 def missing_by_suite(folder: Path, suites: Iterable[str] = SUITE_HORIZONS) -> dict[str, dict[int, list[str]]]:
     """
+    List the missing files of all tasks of some suites.
+
     :param folder: Folder laid out like LIBERO's ``assets``.
     :param suites: Which suites.
     :return: Per suite, the missing files of each task that lacks any.

@@ -23,6 +23,8 @@ _DOWNLOAD = (
 @dataclass(frozen=True)
 class AssetsInfo:
     """
+    The folder of assets in use and its kind.
+
     :param path: Folder laid out like LIBERO's ``assets``.
     :param kind: ``"official"``, ``"embedded"`` or ``"custom"``.
     """
@@ -48,6 +50,8 @@ def official_locations() -> list[tuple[str, Path]]:
 
 def missing_files(folder: Path) -> list[str]:
     """
+    List the files that the supported tasks need and that a folder lacks.
+
     :param folder: Folder that should be laid out like LIBERO's ``assets``.
     :return: Files that the supported tasks need and that are not there.
     """
@@ -75,6 +79,8 @@ def _say_embedded(tried: str) -> None:
 
 def resolve_assets(assets: str | os.PathLike[str] = "auto") -> AssetsInfo:
     """
+    Choose the folder of assets to load.
+
     :param assets: ``"auto"`` (official if found, else embedded, which it says once), ``"official"``, ``"embedded"``, or
         a folder.
     :return: Which folder to load.

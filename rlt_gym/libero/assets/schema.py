@@ -77,6 +77,8 @@ class Lamp:
 @dataclass(frozen=True)
 class Joint:
     """
+    A joint of a part.
+
     :param name: Name of the joint.
     :param kind: ``"slide"`` or ``"hinge"``.
     :param axis: Axis in the frame of the part.
@@ -146,6 +148,8 @@ class Asset:
 @dataclass(frozen=True)
 class Camera:
     """
+    A camera of a room.
+
     :param name: Name of the camera.
     :param pos: Position.
     :param quat: Orientation.
@@ -159,7 +163,7 @@ class Camera:
 @dataclass(frozen=True)
 class Scene:
     """
-    A room: bare floor, with a table that LIBERO sizes and places, or with furniture of its own.
+    A room: a bare floor, a floor with a table that LIBERO sizes and places, or a furnished floor.
 
     :param path: File below the asset folder.
     :param floor: Paint of the floor (LIBERO's style code swaps its texture's file).
@@ -168,7 +172,7 @@ class Scene:
     :param cameras: LIBERO moves ``frontview`` and ``agentview`` itself but wants them to exist.
     :param table: Paint of the table, None without one.
     :param legs: Paint of the table's legs, None where the table hides them from the cameras.
-    :param floor_body: Whether the floor is a body of its own, as LIBERO's floor and living room want it.
+    :param floor_body: Whether the floor is a separate body, as LIBERO's floor and living room require.
     :param furniture: Bodies by name that stand where they are put, such as ``study_table``.
     """
 

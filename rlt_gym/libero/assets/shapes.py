@@ -22,6 +22,8 @@ UPRIGHT: Quat = (1.0, 0.0, 0.0, 0.0)
 
 def quat_multiply(a: Quat, b: Quat) -> Quat:
     """
+    Multiply two quaternions.
+
     :param a: Quaternion (w, x, y, z).
     :param b: Quaternion (w, x, y, z), applied first.
     :return: The Hamilton product ``a b``.
@@ -38,6 +40,8 @@ def quat_multiply(a: Quat, b: Quat) -> Quat:
 
 def rotate(quat: Quat, vector: Vec3) -> Vec3:
     """
+    Rotate a vector by a quaternion.
+
     :param quat: Quaternion (w, x, y, z).
     :param vector: What to rotate.
     :return: The rotated vector.
@@ -51,6 +55,8 @@ def rotate(quat: Quat, vector: Vec3) -> Vec3:
 
 def turn(x: float = 0.0, y: float = 0.0, z: float = 0.0) -> Quat:
     """
+    Make a quaternion from angles about the axes.
+
     :param x: Degrees about the x axis, applied first.
     :param y: Degrees about the y axis.
     :param z: Degrees about the z axis, applied last.
@@ -87,7 +93,7 @@ class Geom:
 
     @property
     def volume(self) -> float:
-        """:return: Cubic meters."""
+        """Return cubic meters."""
         if self.kind == "box":
             return 8 * math.prod(self.size)
         radius, half_height = self.size
@@ -113,12 +119,12 @@ class Shape:
     shown: bool = True
 
     def geoms(self) -> Iterator[Geom]:
-        """:return: The primitives that make up this shape."""
+        """Return the primitives that make up this shape."""
         raise NotImplementedError(f"{type(self).__name__} is abstract: use Box, Cylinder, Prism or Ring")
 
 
 def _at(shape: Shape, offset: Vec3) -> Vec3:
-    """:return: ``offset``, given in the shape's own frame, in the body's frame."""
+    """Return ``offset``, given in the shape's own frame, in the body's frame."""
     (x, y, z), (dx, dy, dz) = shape.pos, rotate(shape.quat, offset)
     return (x + dx, y + dy, z + dz)
 
@@ -147,13 +153,13 @@ class Box(Shape):
     half: Vec3 = (0.01, 0.01, 0.01)
 
     def geoms(self) -> Iterator[Geom]:
-        """:return: The geoms that it is made of."""
+        """Return the geoms that it is made of."""
         yield Geom("box", self.half, self.pos, self.quat, self.paint, self.solid, self.shown)
 
 
 def slab(paint: str, low: Vec3, high: Vec3, *, quat: Quat = UPRIGHT, solid: bool = True, shown: bool = True) -> Box:
     """
-    A box given by two opposite corners (before it is turned about its own center).
+    Make a box from two opposite corners, given before it is turned about its own center.
 
     :param paint: Name of a paint of the catalog.
     :param low: Corner with the smallest x, y, z.
@@ -174,6 +180,8 @@ def slab(paint: str, low: Vec3, high: Vec3, *, quat: Quat = UPRIGHT, solid: bool
 @dataclass(frozen=True)
 class Cylinder(Shape):
     """
+    An upright cylinder.
+
     :param radius: Radius. Dear to draw (hundreds of triangles): keep it for flat discs that a person must see as round.
     :param half_height: Half the height.
     """
@@ -182,7 +190,7 @@ class Cylinder(Shape):
     half_height: float = 0.01
 
     def geoms(self) -> Iterator[Geom]:
-        """:return: The geoms that it is made of."""
+        """Return the geoms that it is made of."""
         yield Geom("cylinder", (self.radius, self.half_height), self.pos, self.quat, self.paint, self.solid, self.shown)
 
 
@@ -210,7 +218,7 @@ class Prism(Shape):
             raise ValueError(f"a Prism with feet needs sides that are a multiple of 4, got {self.sides}")
 
     def geoms(self) -> Iterator[Geom]:
-        """:return: The geoms that it is made of."""
+        """Return the geoms that it is made of."""
         half = self.height / 2
         center = _at(self, (0.0, 0.0, half))
         if self.sides == 4:
@@ -242,7 +250,7 @@ class Ring(Shape):
     segments: int = 16
 
     def geoms(self) -> Iterator[Geom]:
-        """:return: The geoms that it is made of."""
+        """Return the geoms that it is made of."""
         rise, spread = self.high[1] - self.low[1], self.high[0] - self.low[0]
         length = math.hypot(rise, spread)
         radius, height = (self.low[0] + self.high[0]) / 2, (self.low[1] + self.high[1]) / 2

@@ -16,6 +16,8 @@ _LABEL = 30
 
 def task_picture(suite: str, task_id: int, size: int) -> np.ndarray:
     """
+    Draw the first initial state of a task.
+
     :param suite: Name of the suite.
     :param task_id: Index of the task in it.
     :param size: Side in pixels.
@@ -32,6 +34,8 @@ def task_picture(suite: str, task_id: int, size: int) -> np.ndarray:
 
 def contact_sheet(pictures: list[tuple[str, np.ndarray]], columns: int) -> Image.Image:
     """
+    Put labeled pictures on one sheet.
+
     :param pictures: (label, uint8 (size, size, 3)) each.
     :param columns: Pictures in a row.
     :return: The sheet.

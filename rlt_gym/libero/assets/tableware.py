@@ -76,6 +76,8 @@ def _mug(
     paints: tuple[str, str, str],
 ) -> Asset:
     """
+    Build a mug.
+
     :param name: Name of LIBERO's object.
     :param axis: x and y of the axis.
     :param bottom: Outer radius and z of the lower edge.
@@ -257,6 +259,8 @@ def _book(
     name: str, low: tuple[float, float, float], high: tuple[float, float, float], cover: str, stripe: str
 ) -> Asset:
     """
+    Build a book.
+
     :param name: Name of LIBERO's object.
     :param low: Lower corner.
     :param high: Upper corner.

@@ -45,6 +45,8 @@ PATTERNS = {"tiles": _tiles, "grain": _grain, "speckle": _speckle, "weave": _wea
 
 def render_texture(name: str, texture: Texture) -> bytes:
     """
+    Draw a texture.
+
     :param name: Name of the texture; seeds its noise, so each looks different and every build of one looks the same.
     :param texture: What to draw.
     :return: A PNG file.

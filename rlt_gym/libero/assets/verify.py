@@ -36,6 +36,8 @@ _SURFACE = {"table": 0.9, "kitchen": 0.9, "floor": 0.0, "living_room": 0.4365, "
 @dataclass
 class TaskReport:
     """
+    What the check of one task has found.
+
     :param task: The task.
     :param problems: What is wrong, in words; empty if the assets carry the task.
     :param rest: Where each object comes to rest, (position, quaternion) by name, per tried initial state.
@@ -180,6 +182,8 @@ class Bench:
 
     def depth(self, name: str, room: bool = True) -> float:
         """
+        Measure how deep an object sits in others.
+
         :param name: An object.
         :param room: Whether the table and the floor count, too, and not only objects and fixtures.
         :return: How deep it sits in others, meters; 0 if it only touches.
@@ -203,7 +207,7 @@ class Bench:
         return bool(self.problem._eval_predicate(list(predicate)))
 
     def goal(self) -> list[list[str]]:
-        """:return: The predicates of the goal, all of which must hold."""
+        """Return the predicates of the goal, all of which must hold."""
         return [list(predicate) for predicate in self.problem.parsed_problem["goal_state"]]
 
     def close(self) -> None:
@@ -213,7 +217,7 @@ class Bench:
     # ------------------------------------------------------------------ predicates
 
     def _joints_of(self, name: str) -> list[str]:
-        """:return: The joints that a predicate on a fixture, or on a region of it, reads."""
+        """Return the joints that a predicate on a fixture, or on a region of it, reads."""
         if name in self.problem.object_sites_dict:
             return list(self.problem.object_sites_dict[name].joints)
         return list(self.problem.get_object(name).joints)
@@ -224,7 +228,7 @@ class Bench:
         return np.array(self.data.xpos[self.problem.obj_body_id[name]])
 
     def _orientation(self, name: str) -> np.ndarray:
-        """:return: Quaternion of the body of an object, of a fixture or of a region's owner."""
+        """Return quaternion of the body of an object, of a fixture or of a region's owner."""
         if name in self.problem.object_sites_dict:
             parent = self.problem.object_sites_dict[name].parent_name
             if self.problem.get_object(parent) is None:  # a region of the table

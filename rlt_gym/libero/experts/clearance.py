@@ -189,7 +189,7 @@ def drawer_way(scene: Scene, region: str) -> tuple[Array, Array]:
 
 def place_aside(scene: Scene, name: str, low: Array, high: Array) -> Array | None:
     """
-    The nearest free place for an object that stands in a drawer's way.
+    Find the nearest free place for an object that stands in a drawer's way.
 
     :param scene: the simulation
     :param name: the object

@@ -114,7 +114,12 @@ class OpenDrawer(_Drawer):
 
 
 class CloseDrawer(_Drawer):
-    """Push a sliding drawer shut with closed fingers; see :class:`_Drawer`."""
+    """
+    Push a sliding drawer shut with closed fingers; see :class:`_Drawer`.
+
+    :param scene: the simulation
+    :param predicate: the goal, such as ``["close", "wooden_cabinet_1_top_region"]``
+    """
 
     #: Distance in front of the handle from which the hand pushes, meters.
     standoff = 0.08

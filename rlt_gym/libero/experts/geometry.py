@@ -53,7 +53,7 @@ def hand_rotation(approach: Array, finger_axis: Array, local_finger_axis: Array)
     """
     Orientation of a hand that points along ``approach`` and opens its fingers along ``finger_axis``.
 
-    :param approach: (3,) direction that the hand's local z axis shall have
+    :param approach: (3,) wanted direction of the hand's local z axis
     :param finger_axis: (3,) direction of the line between the fingers (made perpendicular to ``approach``)
     :param local_finger_axis: (3,) that line in the hand's frame, perpendicular to its z axis
     :return: (3, 3) rotation matrix, hand to world
@@ -70,7 +70,7 @@ def hand_rotation(approach: Array, finger_axis: Array, local_finger_axis: Array)
 
 def axis_within_quarter_turn(axis: Array, reference: Array) -> Array:
     """
-    The same line as ``axis``, signed so that it lies within 90 degrees of ``reference``.
+    Sign a line's direction so that it lies within 90 degrees of ``reference``.
 
     :param axis: (3,) direction
     :param reference: (3,) direction

@@ -149,7 +149,7 @@ class Scene:
 
     def owner(self, target: str) -> str:
         """
-        The object or fixture a goal refers to.
+        Find the object or fixture that a goal refers to.
 
         :param target: object, fixture or site name
         :return: the site's parent, or ``target`` itself
@@ -171,7 +171,7 @@ class Scene:
 
     def joint_of(self, region: str) -> tuple[int, int]:
         """
-        The joint of the part that a region belongs to.
+        Find the joint of the part that a region belongs to.
 
         :param region: site name
         :return: (joint id, id of the body that moves on it)
@@ -181,7 +181,7 @@ class Scene:
 
     def hinge_of(self, fixture: str) -> tuple[int, int]:
         """
-        The joint of a fixture that has one, such as a stove's knob.
+        Find the joint of a fixture that has one, such as a stove's knob.
 
         :param fixture: BDDL name
         :return: (joint id, id of the body that moves on it)

@@ -24,8 +24,9 @@ class NoSkillError(ValueError):
 
 def in_order(goals: list[list[str]]) -> list[list[str]]:
     """
-    Goals in an order in which none undoes another: what is stood on before what stands on it, a drawer
-    filled before it is closed.
+    Sort goals so that none undoes another.
+
+    An object is placed before what stands on it, and a drawer is filled before it is closed.
 
     :param goals: predicates such as ``["in", "butter_1", "wooden_cabinet_1_top_region"]``
     :return: the same, sorted; otherwise the order is kept
@@ -148,7 +149,7 @@ class ScriptedExpert:
 
     def act(self) -> Array:
         """
-        Action for the next control step.
+        Choose the action of the next control step.
 
         :return: (7,) float64 in [-1, 1]: position, rotation, gripper (-1 open, +1 close)
         """

@@ -196,7 +196,7 @@ class PickPlace:
         self.offset = landing_offset(self.scene, self.target, self.object, bottom, relative, self.finger_axis)
 
     def _placing(self) -> tuple[Array, float, float]:
-        """Hand position that puts the object down, the height above it for travelling, and the error allowed."""
+        """Hand position that puts the object down, the height above it for traveling, and the error allowed."""
         scene, hand = self.scene, self.scene.hand_position
         points = scene.points(self.object)
         low, high = points.min(axis=0), points.max(axis=0)
@@ -229,8 +229,8 @@ class PickPlace:
         self._blocked(left, 20)
         if lateral < tolerance + 0.005 and (hand[2] - goal[2] < 0.008 + 0.01 * self.detours or scene.touches(*landed)):
             self._enter("release")
-        travelled = float(np.linalg.norm(hand - self.anchor))
-        return Command(target, CLOSE, self.finger_axis, self.approach, 1.0 - ramp(min(left, travelled), 0.03, 0.1))
+        traveled = float(np.linalg.norm(hand - self.anchor))
+        return Command(target, CLOSE, self.finger_axis, self.approach, 1.0 - ramp(min(left, traveled), 0.03, 0.1))
 
     def _release(self) -> Command:
         if self.count > 6:

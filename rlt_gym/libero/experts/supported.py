@@ -43,7 +43,7 @@ def check_expert(suite: str, task_ids: Iterable[int]) -> None:
 
 def make_expert(simulator: Any, noise: float = 0.0, speed: float = 0.9) -> ScriptedExpert:
     """
-    The expert for a simulator's task.
+    Make the expert for a simulator's task.
 
     :param simulator: :class:`~rlt_gym.libero.worker.simulator.LiberoSimulator`, reset at least once
     :param noise: see :class:`~rlt_gym.libero.experts.ScriptedExpert`

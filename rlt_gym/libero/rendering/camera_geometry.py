@@ -33,7 +33,7 @@ def _cross(a: np.ndarray, b: np.ndarray) -> list[float]:
 
 def planes_around(eye: np.ndarray, axes: np.ndarray, window: np.ndarray) -> np.ndarray:
     """
-    The planes around what a camera sees.
+    Compute the planes around what a camera sees.
 
     :param eye: Position of the camera (3,).
     :param axes: Its axes right, up and forward as rows (3, 3).
@@ -86,7 +86,7 @@ def _surface(mirror: np.ndarray, eye: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 def view_in_mirror(mirror: np.ndarray, eye: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """
-    What a camera sees through a mirror.
+    Compute what a camera sees through a mirror.
 
     :param mirror: Record of the mirror's geom.
     :param eye: Position of the camera (3,).

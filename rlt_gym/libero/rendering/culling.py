@@ -43,11 +43,11 @@ GEOM = np.dtype(
 #: (:data:`rlt_gym.libero.rendering.triangles.SLACK`) is more than this and OpenGL's rounding together.
 STILL = 1 / 512
 
-#: After so many pictures all lists are emptied and all triangles chosen again: Mesa keeps lists in large blocks, and a
-#: single list that never changes, or that nothing shows any more, would keep a whole block.
+#: After this many pictures all lists are emptied and all triangles are chosen again: Mesa keeps lists in large blocks,
+#: and a single list that never changes, or that nothing shows any more, would keep a whole block.
 RENEWAL = 64
 
-#: Below so many triangles in all there is nothing to gain.
+#: Below this total number of triangles there is nothing to gain.
 FEWEST_TRIANGLES = 1000
 
 _GEOM = int(mujoco.mjtObj.mjOBJ_GEOM)
@@ -59,7 +59,7 @@ _OPAQUE = 0.995
 
 def geom_records(scene: mujoco.MjvScene) -> np.ndarray | None:
     """
-    The scene's geoms as one structured array that shares their memory.
+    View the scene's geoms as one structured array that shares their memory.
 
     :param scene: A scene with at least two geoms.
     :return: Records of type :data:`GEOM`, one per geom the scene can hold; ``None`` when this MuJoCo lays
@@ -83,11 +83,11 @@ def geom_records(scene: mujoco.MjvScene) -> np.ndarray | None:
 
 class _View:
     """
-    The lists of one camera's pictures: for each geom two, what the picture and what the mirror shows of it; with the
-    pose that they were made for and the number of their triangles.
+    The display lists of one camera's pictures: for each geom one for the picture and one for the mirror.
 
     :param room: Largest number of geoms.
     :param context: MuJoCo's, whose list of planes is called by the view's.
+    :param own_planes: Number of MuJoCo's first list of planes.
     """
 
     def __init__(self, room: int, context: Any, own_planes: int):
@@ -140,8 +140,7 @@ class _View:
 
 class GeomCulling:
     """
-    For scenes without large meshes: leave out whole geoms outside the picture, and those with no alpha, and draw the
-    small boxes of one body and color as one.
+    Scenes without large meshes: leaves out invisible geoms, and draws the small boxes of one body and color as one.
 
     :param model: The viewer's model.
     :param context: Made from it; must be current.
@@ -277,7 +276,7 @@ class Culling:
         self._scene.ngeom = count
 
     def _view_of(self, camera: int, size: int, geoms: np.ndarray) -> _View:
-        """The lists of a camera, to be made anew where they are old or were meant for other geoms."""
+        """Return a camera's lists; make new ones if they are old or were made for other geoms."""
         key = geoms["dataid"].tobytes() + geoms["type"].tobytes() + geoms["objid"].tobytes()
         if key != self._key:  # something came into sight, such as a burner's glow
             if len(geoms) > self._room:
@@ -415,7 +414,7 @@ def without_meshes(model: Any, scene: Any) -> Any:
 
 
 def _mirror_of(geoms: np.ndarray) -> int | None:
-    """The one geom that MuJoCo's ``mjr_render`` takes for a mirror."""
+    """Find the one geom that MuJoCo's ``mjr_render`` takes for a mirror."""
     flat = (geoms["type"] == _PLANE) | (geoms["type"] == _BOX)
     found = np.flatnonzero(flat & (geoms["reflectance"] > 0) & (geoms["rgba"][:, 3] >= _OPAQUE))
     return int(found[0]) if len(found) else None

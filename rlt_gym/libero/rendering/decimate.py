@@ -20,6 +20,8 @@ CELL_LIMITS = (0.0015, 0.006)
 
 def cluster_vertices(vertices: np.ndarray, cell: float) -> tuple[np.ndarray, np.ndarray]:
     """
+    Merge the vertices in each cell of a grid.
+
     :param vertices: float (n, 3), meters.
     :param cell: Side of a cell of the grid (m).
     :return: Each vertex's cell number (n,) and each vertex's new position (n, 3).
@@ -34,6 +36,8 @@ def cluster_vertices(vertices: np.ndarray, cell: float) -> tuple[np.ndarray, np.
 
 def kept_faces(corners: np.ndarray) -> np.ndarray:
     """
+    Choose the triangles that remain after vertices were merged.
+
     :param corners: int (n, 3): cells of each triangle's corners.
     :return: Numbers of the triangles to keep, ascending: those with three different corners, one of each kind.
     """

@@ -16,6 +16,8 @@ def forget_errors() -> None:
 
 def compile_list(number: int, draw: Callable[[], Any]) -> None:
     """
+    Compile an OpenGL display list.
+
     :param number: Of the list, from ``glGenLists``.
     :param draw: What the list is to do.
     """

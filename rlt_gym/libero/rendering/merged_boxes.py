@@ -1,9 +1,9 @@
-"""Draw the boxes that a thing of the embedded assets is made of as one: for pictures with ``render="fast"``.
+"""Draws the boxes of an embedded asset as one, for ``render="fast"``.
 
 A bowl is 48 boxes. For each of them MuJoCo sets a material, a pose and 96 quads (``vis.quality.numquads`` squared for
 each side, so that lights shade large boxes smoothly), and a scene has two hundred such boxes: most of the time a
 picture takes. Boxes of one body in one plain color become one display list of six quads a box, which one of them
-shows in the place of its own. The corners have the colors they had; between them differ highlights on shiny sides
+shows instead of itself. The corners keep their colors; between the corners, highlights on shiny sides differ
 and, where two boxes touch, which of them is seen.
 """
 

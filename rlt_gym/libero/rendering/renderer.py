@@ -21,8 +21,10 @@ KINEMATICS = (
 
 class Renderer:
     """
-    Owns one GL context and one scene. Use from one thread; one per process is the safe number, since robosuite's and
-    MuJoCo's contexts do not know of each other. What each quality does:
+    Draws pictures of a model with one GL context and one scene.
+
+    Use it from one thread. One per process is the safe number, since robosuite's and MuJoCo's contexts do not know of
+    each other. What each quality does:
 
     - ``"stock"`` draws as robosuite does: the simulator's own model, its scene options and multisampling, MuJoCo's
       plain ``mjv_updateScene`` and ``mjr_render``. None of this folder's other modules is imported.
@@ -79,6 +81,8 @@ class Renderer:
 
     def render(self, kinematics: dict[str, np.ndarray], camera: str, size: int | None = None) -> np.ndarray:
         """
+        Draw one picture.
+
         :param kinematics: State to draw: copies of the fields :data:`KINEMATICS` of an ``MjData``.
         :param camera: Name of a camera of the model.
         :param size: Side in pixels; ``None`` for the size given to the constructor.

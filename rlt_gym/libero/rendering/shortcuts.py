@@ -23,6 +23,8 @@ _HAND_COLOR = (0.25, 0.25, 0.28, 1.0)
 
 def viewer_model(model: mujoco.MjModel, size: int, quality: str, option: mujoco.MjvOption) -> mujoco.MjModel:
     """
+    Copy the simulator's model into one that is quicker to draw.
+
     :param model: The simulator's model.
     :param size: Side of the pictures in pixels.
     :param quality: ``"exact"`` or ``"fast"``.
@@ -48,6 +50,8 @@ def culled_context(
     model: mujoco.MjModel, scene: mujoco.MjvScene, make_context: Callable[[], mujoco.MjrContext]
 ) -> tuple[mujoco.MjrContext, Culling | GeomCulling | None]:
     """
+    Make MuJoCo's context, and the culling that goes with it.
+
     :param model: Of :func:`viewer_model`.
     :param scene: Its scene after a first ``mjv_updateScene``.
     :param make_context: Makes MuJoCo's context of the model; GL is current.
@@ -98,7 +102,7 @@ def _robot_drawn_by_hulls(model: mujoco.MjModel) -> None:
 
 
 def _in_fewer_pieces(model: mujoco.MjModel) -> None:
-    """The floor in squares of 1 m, a cylinder's side in 4 rings: MuJoCo takes 2,300 squares and 16 rings."""
+    """Cut the floor into squares of 1 m and a cylinder's side into 4 rings; MuJoCo takes 2,300 squares and 16 rings."""
     planes = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
     model.geom_size[planes, 2] = np.maximum(model.geom_size[planes, 2], 1.0)
     model.vis.quality.numstacks = 4

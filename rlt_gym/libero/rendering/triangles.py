@@ -1,7 +1,7 @@
 """Which triangles of a mesh can reach a picture, without drawing them.
 
 Official LIBERO scenes have 200 k triangles for 16 k pixels: most of those that face the camera lie between the points
-at which OpenGL samples the picture and draw nothing, yet software OpenGL lights and rasterises each of them.
+at which OpenGL samples the picture and draw nothing, yet software OpenGL lights and rasterizes each of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SLACK = 1 / 128
 #: Meters from the camera below which nothing is left out, since rounding shows the more the closer things are.
 NEAREST = 0.03
 
-#: Mesa's software OpenGL takes triangles in batches of so many and draws a whole batch another way once a part of it
+#: Mesa's software OpenGL takes triangles in batches of this size and draws a whole batch another way once a part of it
 #: must be clipped, which shows in the last bit of depths.
 BATCH = 341
 

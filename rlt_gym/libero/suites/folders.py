@@ -1,4 +1,4 @@
-"""Where the installed LIBERO keeps its files, and where this package keeps what it makes from them."""
+"""The folders of the installed LIBERO, and of the files that this package makes from it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 @lru_cache(maxsize=None)
 def libero_root() -> Path:
     """
+    Find LIBERO's folder.
+
     :return: The folder ``libero/libero`` of the installed package, found without importing it.
     :raises ImportError: LIBERO is not installed.
     """

@@ -46,7 +46,14 @@ SPLITS = ("train", "selection", "eval")
 
 @dataclass(frozen=True)
 class LiberoTask:
-    """One task of a suite."""
+    """
+    One task of a suite.
+
+    :param suite: Name of the suite.
+    :param task_id: Index of the task in the suite.
+    :param name: LIBERO's name, that of the task's files.
+    :param instruction: What the robot is told to do.
+    """
 
     suite: str
     task_id: int

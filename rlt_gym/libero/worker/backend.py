@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 class LiberoBackend:
     """
-    See :class:`rlt_gym.workers.backend.Backend`. The arguments after the second are those of
+    Makes LIBERO's simulators, see :class:`rlt_gym.workers.backend.Backend`.
+
+    The arguments after the second are those of :class:`~rlt_gym.libero.worker.simulator.LiberoSimulator`.
+
     :class:`~rlt_gym.libero.worker.simulator.LiberoSimulator`.
 
     :param suite: Name of the suite.
@@ -33,6 +36,8 @@ class LiberoBackend:
 
     def make(self, task_id: int) -> LiberoSimulator:
         """
+        Build the simulator of a task.
+
         :param task_id: Task of the suite.
         :return: Its simulator, without a GL context: that is made when it draws for the first time.
         """
@@ -42,6 +47,8 @@ class LiberoBackend:
 
     def warm_up(self, task_id: int) -> LiberoSimulator:
         """
+        Build the simulator of a task and play a step without drawing.
+
         :param task_id: Task of the suite.
         :return: Its simulator, which has played a step without drawing: all code is compiled and loaded.
         """

@@ -42,6 +42,8 @@ _GEMV_NAMES = (
 
 def find_functions() -> tuple[int, ...] | None:
     """
+    Find the addresses of the C functions that :func:`substeps` calls.
+
     :return: What :func:`substeps` calls: addresses of ``mj_step1``, ``mj_step2``, ``mj_jacSite``, ``mj_fullM`` and of
         numpy's ``dgemv``, and 1 if that one's integers have 64 bits; ``None`` where they cannot be found.
     """
@@ -64,9 +66,11 @@ def find_functions() -> tuple[int, ...] | None:
 @contextmanager
 def without_viewer_flags(model: mujoco.MjModel) -> Iterator[None]:
     """
-    ``mj_collision`` begins each substep by clearing a flag for every bounding volume (``bvh_active``), which only a
-    viewer reads: 360 kB, a tenth of MuJoCo's time, because the robot's meshes have volumes too. Collisions set those of
-    bodies, which come first. Meanwhile the model says that there are no others.
+    Spare MuJoCo the clearing of flags that only a viewer reads.
+
+    ``mj_collision`` begins each substep by clearing a flag for every bounding volume (``bvh_active``): 360 kB, a tenth
+    of MuJoCo's time, because the robot's meshes have volumes too. Collisions set the flags of bodies, which come first.
+    While this context is open, the model says that there are no others.
 
     :param model: Must not be copied or saved inside.
     """
@@ -120,6 +124,8 @@ def osc_torques(
     high,
 ):
     """
+    Compute the torques of robosuite's operational space controller.
+
     :param ee_pos: Gripper site position (3,) in m.
     :param ee_ori: Its rotation matrix (3, 3).
     :param jac_pos: Jacobian of the site's position for the arm joints (3, 7), column-major.
@@ -285,7 +291,7 @@ def substeps(
     finger_weight,
 ):
     """
-    Physics substeps with constant goals. The arguments from ``ctrl`` on are those of :func:`drive`.
+    Play physics substeps with constant goals. The arguments from ``ctrl`` on are those of :func:`drive`.
 
     :param functions: Found by :func:`find_functions`.
     :param model: Address of the ``mjModel``.
@@ -313,7 +319,7 @@ def substeps(
 
 
 def _is_default_controller(problem: Any) -> bool:
-    """The compiled controller is right for LIBERO's default controller only."""
+    """Tell whether the controller is LIBERO's default, the only one that the compiled loop computes."""
     controller = problem.robots[0].controller
     return (
         len(problem.robots) == 1

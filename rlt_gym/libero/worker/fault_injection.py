@@ -10,7 +10,7 @@ from typing import Any
 
 def shout(simulator: Any, size: int = 1 << 20) -> None:
     """
-    A library that prints ``size`` bytes to stdout and to stderr, from Python and from C.
+    Print ``size`` bytes to stdout and to stderr, from Python and from C, as a noisy library does.
 
     :param simulator: Not used.
     :param size: Bytes for each stream.
@@ -23,7 +23,7 @@ def shout(simulator: Any, size: int = 1 << 20) -> None:
 
 def raise_at_step(simulator: Any, after: int = 1) -> None:
     """
-    An exception in the simulator, in the middle of a chunk: after some more control steps.
+    Raise an exception in the simulator in the middle of a chunk, after some more control steps.
 
     :param simulator: The worker's simulator.
     :param after: Control steps that still work.
@@ -41,7 +41,7 @@ def raise_at_step(simulator: Any, after: int = 1) -> None:
 
 def hang_at_step(simulator: Any, seconds: int = 3600) -> None:
     """
-    The next control step hangs in C code that does not let go of the interpreter lock.
+    Let the next control step hang in C code that does not release the interpreter lock.
 
     :param simulator: The worker's simulator.
     :param seconds: How long it hangs.
@@ -52,7 +52,7 @@ def hang_at_step(simulator: Any, seconds: int = 3600) -> None:
 
 def crash_at_step(simulator: Any) -> None:
     """
-    The next control step is a segmentation fault.
+    Let the next control step end in a segmentation fault.
 
     :param simulator: The worker's simulator.
     """
@@ -61,7 +61,7 @@ def crash_at_step(simulator: Any) -> None:
 
 def lose_gl(simulator: Any) -> None:
     """
-    The GL context goes away under the renderer, as on a driver reset.
+    Destroy the renderer's GL context, as a driver reset does.
 
     :param simulator: The worker's simulator.
     """
@@ -71,7 +71,7 @@ def lose_gl(simulator: Any) -> None:
 
 def loaded_modules(simulator: Any) -> list[str]:
     """
-    What this process has imported.
+    List what this process has imported.
 
     :param simulator: Not used.
     :return: Names of modules.

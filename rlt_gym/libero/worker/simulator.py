@@ -49,7 +49,7 @@ class LiberoSimulator:
 
     def __init__(self, suite: str, task_id: int, image_size: int = 128, render: str = "exact", compiled: bool = True):
         self.task = get_task(suite, task_id)
-        # Cameras and observables are ours, so robosuite needs no GL context of its own; hard resets would rebuild the
+        # Cameras and observables are ours, so robosuite itself needs no GL context; hard resets would rebuild the
         # model only to overwrite its state. The horizon is the vector environment's.
         self.env = ControlEnv(
             bddl_file_name=str(self.task.bddl_file),
@@ -121,6 +121,8 @@ class LiberoSimulator:
 
     def episode_seed(self, split: str, index: int) -> int:
         """
+        Compute the seed of an episode.
+
         :param split: As in :meth:`reset`.
         :param index: As in :meth:`reset`.
         :return: Seed of that episode.
@@ -129,7 +131,7 @@ class LiberoSimulator:
 
     def restart(self, split: str, index: int) -> None:
         """
-        The state an episode starts from, before its objects have settled and before anything is drawn.
+        Set the state an episode starts from, before its objects have settled and before anything is drawn.
 
         :param split: As in :meth:`reset`.
         :param index: As in :meth:`reset`.
@@ -181,7 +183,7 @@ class LiberoSimulator:
     # ------------------------------------------------------------------ physics
 
     def _control_step(self, action: np.ndarray) -> bool:
-        """One control step (50 ms); returns whether the goal is reached."""
+        """Play one control step (50 ms); return whether the goal is reached."""
         if self._loop is None:
             self._stock_substeps(action, 0, self._substeps)
         elif self._fresh:
@@ -198,7 +200,7 @@ class LiberoSimulator:
         return success
 
     def _stock_substeps(self, action: np.ndarray, start: int, stop: int) -> None:
-        """The loop of robosuite's ``MujocoEnv.step``, without observables."""
+        """Run the loop of robosuite's ``MujocoEnv.step`` without observables."""
         for substep in range(start, stop):
             self.problem.sim.forward()
             self.problem._pre_action(action, substep == 0)
@@ -214,6 +216,8 @@ class LiberoSimulator:
 
     def proprio(self) -> np.ndarray:
         """
+        Read the robot's state.
+
         :return: float32 (8,): gripper position (m), its axis-angle orientation (rad), two finger positions (m), as
             robosuite's observables sampled them.
         """
@@ -233,6 +237,8 @@ class LiberoSimulator:
 
     def observe(self) -> dict[str, np.ndarray]:
         """
+        Take the observation at the substep where robosuite samples it.
+
         :return: Pictures and proprioception at the substep where robosuite samples them.
         :raises RuntimeError: The GL context is lost.
         """
@@ -244,6 +250,8 @@ class LiberoSimulator:
 
     def pictures(self, cameras: dict[str, str], size: int | None = None) -> dict[str, np.ndarray]:
         """
+        Draw pictures of several cameras.
+
         :param cameras: Key to camera name.
         :param size: Side in pixels, at most 256.
         :return: For each key a uint8 (size, size, 3), upside down.
@@ -254,6 +262,8 @@ class LiberoSimulator:
 
     def frame(self, size: int) -> np.ndarray:
         """
+        Draw the scene for people.
+
         :param size: Side in pixels, at most 256.
         :return: Upright picture of the scene, uint8 (size, size, 3).
         """

@@ -13,7 +13,7 @@ WEIGHTS = Path(__file__).resolve().parent / "weights"
 
 
 def _tasks(record: Path) -> str:
-    """The tasks that a shipped MiniVLA has learned, from the JSON beside its weights."""
+    """Read the tasks that a shipped MiniVLA has learned from the JSON beside its weights."""
     tasks: dict[str, list[str]] = {}
     for key in json.loads(record.read_text(encoding="utf-8"))["success_rates"]:
         suite, slash, task_id = key.partition("/")

@@ -24,7 +24,7 @@ from rlt_gym.vla.mini.model import MiniVLA, MiniVLAConfig, MiniVLANet, normalize
 @dataclass
 class TrainVLAConfig:
     """
-    What :func:`train_vla` does.
+    Settings of :func:`train_vla`.
 
     :param demos: Demonstration files, glob patterns or folders, one file per task.
     :param output: ``.safetensors`` file to write; provenance goes beside it with suffix ``.json``.
@@ -260,7 +260,7 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
 
 
 def _assets(config: TrainVLAConfig) -> str | None:
-    """The kind of assets that all demonstrations show, ``None`` if the files do not say it or differ."""
+    """Return the kind of assets that all demonstrations show, ``None`` if it is unknown or they differ."""
     kinds = set()
     for path in expand_paths(config.demos):
         with DemoFile(path) as file:

@@ -64,7 +64,7 @@ def pack(message: Any) -> bytes:
 
 
 def _plain(value: Any) -> dict[bytes, Any]:
-    """What msgpack does not know, as a map."""
+    """Turn what msgpack does not know into a map."""
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.byteorder == ">" or not _DTYPE.fullmatch(value.dtype.str):
             raise TypeError(f"arrays of {value.dtype} are not allowed")

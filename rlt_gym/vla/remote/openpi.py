@@ -118,7 +118,7 @@ def _frame(picture: Any, entry: str, size: int | None) -> np.ndarray:
 
 
 def _resized(picture: np.ndarray, size: int | None) -> np.ndarray:
-    """A square picture of another size, as openpi's clients resize (bilinear, with PIL)."""
+    """Resize to a square as openpi's clients do: bilinear, with PIL."""
     if size is None or picture.shape[:2] == (size, size):
         return picture
     from PIL import Image

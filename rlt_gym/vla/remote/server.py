@@ -45,8 +45,9 @@ class Service(Protocol):
 
 class VLAService:
     """
-    Any frozen VLA, for :class:`~rlt_gym.vla.remote.client.RemoteVLA` (tokens and chunk, many rows) and for openpi's
-    clients (chunk, one row).
+    Any frozen VLA.
+
+    :class:`~rlt_gym.vla.remote.client.RemoteVLA` gets tokens and chunks of many rows, openpi's clients the chunk of one.
 
     :param vla: The VLA.
     :param max_batch: Most rows of a request.
@@ -211,7 +212,7 @@ class PolicyServer:
         self.close()
 
     def _admit(self, connection: Any, request: Any) -> Any:
-        """Answers a plain HTTP request, and refuses who may not connect."""
+        """Answer a plain HTTP request, and refuse who may not connect."""
         if request.path == "/healthz":
             return connection.respond(HTTPStatus.OK, "OK\n")
         sent = request.headers.get("Authorization") or ""
@@ -220,7 +221,7 @@ class PolicyServer:
         return None
 
     def _talk(self, connection: Any) -> None:
-        """One client, in a thread of its own."""
+        """Talk to one client, in a thread of its own."""
         from websockets.exceptions import ConnectionClosed
 
         if not self._clients.acquire(blocking=False):
@@ -236,7 +237,7 @@ class PolicyServer:
             self._clients.release()
 
     def _answer(self, message: str | bytes) -> str | bytes:
-        """The reply, or what was wrong in one line."""
+        """Make the reply, or say in one line what was wrong."""
         began = time.perf_counter()
         try:
             if isinstance(message, str):

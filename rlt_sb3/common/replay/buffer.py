@@ -18,7 +18,7 @@ from rlt_sb3.common.replay.open_episode import Chunk, OpenEpisode, join_chunks
 from rlt_sb3.common.replay.storage import ChunkBatch, TransitionStorage, join_batches, split_batch
 from rlt_sb3.common.vec_env import metadata_of
 
-#: What stands for ``vla_ref`` where someone took over: the executed action, or what it was.
+#: Where someone took over, ``vla_ref`` is replaced by the executed action, or only the target of the pull is.
 REFERENCES = ("replace", "target")
 
 
@@ -26,64 +26,64 @@ class ChunkReplayBuffer(DictReplayBuffer):
     r"""
     Replay buffer whose rows are executed action chunks.
 
-    A row holds one chunk of at most :math:`C` control steps with its reward at each of them and the number
-    :math:`k \le C` of executed steps (a chunk is cut short when the episode ends inside it). They come from
-    ``infos[i]["outcome"]``, a :class:`~rlt_sb3.common.chunk_outcome.ChunkOutcome`, as do the executed actions, the
-    control steps that someone else chose, and the task. Where the environment tells nothing of its control steps, the
-    reward is taken as earned in the first of them and the chunk as complete, k = C.
+    A row holds one chunk of at most :math:`C` control steps, the reward of each step, and the number :math:`k \le C` of
+    executed steps (a chunk is cut short when the episode ends inside it). They are read from ``infos[i]["outcome"]``, a
+    :class:`~rlt_sb3.common.chunk_outcome.ChunkOutcome`, as are the executed actions, the control steps that someone
+    else chose, and the task. If the environment reports nothing about its control steps, the reward counts as earned in
+    the first of them and the chunk as complete, k = C.
 
     Samples are returns over ``n_steps`` consecutive chunks of one sub-environment,
 
     .. math:: R = \sum_{m} \gamma^{K_m} \sum_{j<k_m} \gamma^j r_{m,j}, \qquad K_m = \sum_{l<m} k_l,
 
-    with ``discounts`` :math:`= \gamma^{\sum_m k_m}` for the bootstrap from the ``next_observations`` of the last
-    chunk used. With ``n_steps=1`` this is eq. 3 of the RL Token paper. The sum stops at the end of an episode, at the
-    newest row and where :meth:`end_trajectories` was called. ``dones`` is 1 for terminations only: after a time-out
-    the value of the last observation is used.
+    with ``discounts`` :math:`= \gamma^{\sum_m k_m}` for the bootstrap from the ``next_observations`` of the last chunk
+    used. With ``n_steps=1`` this is eq. 3 of the RL Token paper. The sum stops at the end of an episode, at the newest
+    row and where :meth:`end_trajectories` was called. ``dones`` is 1 for terminations only: after a time-out the value
+    of the last observation is used.
 
-    **Rows between the chunks** (paper: subsampling with stride 2). With ``stride=s`` a row begins at every control step
-    s, 2s, ... inside a chunk as well. Its actions are the C that were executed from there on, across the border to the
-    next chunk; where the episode ends before, k < C and the last action is repeated. The observations in between are
-    the outcome's ``inner_obs`` (environments make them with ``obs_stride=s``). Such a row can be drawn when its last
-    action is known.
+    **Rows between the chunks** (paper: subsampling with stride 2). With ``stride=s`` a row also begins at each control
+    step s, 2s, ... inside a chunk. Its actions are the C that were executed from there on, across the border to the
+    next chunk; if the episode ends before, k < C and the last action is repeated. The observations in between are the
+    outcome's ``inner_obs`` (environments make them with ``obs_stride=s``). Such a row can be drawn once its last action
+    is known.
 
-    **Memory.** Each observation is stored once, in one of ``buffer_size`` slots; the final observation of an episode
-    takes a slot of its own, so a full buffer holds a little less than ``buffer_size`` rows. Where an observation is not
-    the next one of the row before, the trajectory is taken as cut.
+    **Memory.** Each observation is stored once, in one of ``buffer_size`` slots. The final observation of an episode
+    takes another slot, so a full buffer holds a little less than ``buffer_size`` rows. If an observation is not the
+    next one of the row before, the trajectory counts as cut.
 
-    A chunk that a worker did not finish (the outcome is ``broken``, or of 0 steps) is not stored; the row before it
-    leads to its observation as usual. Neither is one that began before the critical phase of its episode.
+    Chunks that a worker did not finish (the outcome is ``broken``, or of 0 steps) and chunks that began before the
+    critical phase of their episode are not stored. The row before such a chunk leads to its observation as usual.
 
-    **Successes.** When an episode ends in success, all rows of it are marked, ``successful`` in a sample. Until then,
-    and for good where it was cut off, they count as those of a failure.
+    **Successes.** When an episode ends in success, all of its rows are marked, ``successful`` in a sample. Until then,
+    and for good if the episode was cut off, they count as rows of a failure.
 
-    **Offline rows.** Rows of another origin (demonstrations, an earlier run) stay beside the ring, are never
-    overwritten and make up ``offline_ratio`` of each batch. Their file is read by :meth:`read_offline`, which a model
-    calls when it begins to learn: loading a model for evaluation does not need the file.
+    **Offline rows.** Rows of another origin (demonstrations, an earlier run) are kept beside the ring, are never
+    overwritten and make up ``offline_ratio`` of each batch. :meth:`read_offline` reads their file. A model calls it
+    when it begins to learn: loading a model for evaluation does not need the file.
 
-    Adding, sampling and saving (``model.save_replay_buffer``) may happen in different threads.
+    Different threads may add, sample and save (``model.save_replay_buffer``).
 
     :param buffer_size: number of slots, over all sub-environments
     :param observation_space: flat Dict space
     :param action_space: Box of shape (C, d); another shape counts as one control step per row
-    :param device: where samples go
+    :param device: torch device of the samples
     :param n_envs: number of sub-environments
     :param optimize_memory_usage: not supported (and not needed)
-    :param timeout_is_failure: an episode that runs out of time ends there with what it has earned, as a failure does.
-        False: its value goes on beyond the end (SB3's ``handle_timeout_termination=True``). A policy that stands still
-        never fails within an endless episode: its value would be read from itself, and stay as high as it began
+    :param timeout_is_failure: a time-out ends the return, as a failure does. False: the value of the last observation
+        is added (SB3's ``handle_timeout_termination=True``). A policy that stands still never fails within an endless
+        episode: its value would be bootstrapped from itself, and stay as high as it began
     :param n_steps: number of chunks in the return
     :param gamma: discount per control step
-    :param stride: begin a row every so many control steps, 1..C-1; None: one row per chunk
+    :param stride: control steps between two rows that begin inside a chunk, 1..C-1; None: one row per chunk
     :param z_rl_dtype: "float32", or "float16" to keep ``z_rl`` in half the memory
     :param stratified: draw the same number of rows from every task
-    :param offline_data: file of transitions (``rlt encode-demos``) to be read by :meth:`read_offline`; None: none
-    :param offline_ratio: share of each batch that comes from the offline rows, rounded to whole rows; nothing as long
-        as there are none
-    :param intervention_rows: also copy rows in which someone took over to the offline rows, where later rows do not
-        push them out, in so many slots that are used in turn; 0: do not
-    :param intervention_ref: where someone took over, the executed action is the target of the actor's pull; "replace":
-        and stands in for ``vla_ref`` in that row (paper, Alg. 1), "target": only that. Offline rows keep theirs
+    :param offline_data: file of transitions (``rlt encode-demos``), which :meth:`read_offline` reads; None: none
+    :param offline_ratio: share of each batch that comes from the offline rows, rounded to whole rows; 0 as long as
+        there are none
+    :param intervention_rows: slots beside the offline rows, and drawn with them, for copies of rows in which someone
+        took over; later rows of the ring do not overwrite them; 0 disables it
+    :param intervention_ref: where someone took over, the executed action is the target of the actor's pull. "replace":
+        it also replaces ``vla_ref`` in that row (paper, Alg. 1); "target": it does not. Offline rows keep theirs
     :raises ValueError: for settings out of range, or a share of offline rows without a file
     """
 
@@ -143,7 +143,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
     def reset(self) -> None:
         """Forget all rows; offline rows stay."""
         super().reset()
-        # the newest observations are no rows yet; a ring that is too small would lose them before they are
+        # the newest observations are not rows yet; a ring that is too small would overwrite them before they are
         per_chunk = 1 if self.stride is None else -(-self.chunk_length // self.stride)
         extra = (self.n_envs + 1) * (per_chunk + 1)
         space = self.observation_space
@@ -156,7 +156,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
 
     def read_offline(self, env: VecEnv | None = None) -> None:
         """
-        Get the offline rows ready: read their file, make room for interventions. Does nothing where they are there.
+        Prepare the offline rows: read their file and make room for interventions. Does nothing the second time.
 
         :param env: the environment whose frozen models the file must have been made with, where both name theirs
         :raises ValueError: if the file cannot be read, does not fit, or was made with other frozen models
@@ -197,8 +197,9 @@ class ChunkReplayBuffer(DictReplayBuffer):
 
     def take_settings_from(self, other: "ChunkReplayBuffer") -> None:
         """
-        Go on with the settings of another buffer where they do not concern the rows that are stored already: discount,
-        length of returns, offline rows.
+        Take over the settings of another buffer that do not concern stored rows.
+
+        These are the discount, the length of returns and the offline rows.
 
         :param other: the other buffer
         """
@@ -208,13 +209,13 @@ class ChunkReplayBuffer(DictReplayBuffer):
             self.set_offline(other.offline)
 
     def references(self) -> np.ndarray:
-        """:return: the VLA's chunks in the rows that were collected, (rows, C, d); in offline rows if that is none"""
+        """Return the VLA's chunks in the rows that were collected, (rows, C, d); in offline rows if there are none."""
         rows = np.flatnonzero(self.storage.is_row(np.arange(self.storage.size)))
         collected = rows[rows >= self.storage.kept]
         return self.storage.obs["vla_ref"][collected if len(collected) else rows]
 
     def size(self) -> int:
-        """:return: number of stored rows that can be drawn"""
+        """Return number of stored rows that can be drawn."""
         return self.storage.count
 
     # ------------------------------------------------------------------------------------------------- adding
@@ -348,10 +349,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
             copy_row(self.storage, slot, self.offline, copies, self.intervention_ref == "replace")
 
     def end_trajectories(self) -> None:
-        """
-        Say that the rows to come do not continue the newest ones (the environment was reset from outside), so that
-        no return runs across.
-        """
+        """End all trajectories, so that no return runs across a reset from outside."""
         with self._lock:
             self.open_episodes = [None] * self.n_envs
 
@@ -359,8 +357,10 @@ class ChunkReplayBuffer(DictReplayBuffer):
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ChunkBatch:  # type: ignore[override]
         """
+        Draw a batch of rows.
+
         :param batch_size: number of rows
-        :param env: must be None; normalised rewards would not fit the per-step rewards
+        :param env: must be None; normalized rewards would not fit the per-step rewards
         :return: batch with ``rewards`` (B, 1) = n-chunk returns, ``discounts`` (B, 1), ``dones`` (B, 1)
         :raises ValueError: if the buffer is empty
         """
@@ -370,12 +370,12 @@ class ChunkReplayBuffer(DictReplayBuffer):
         self, count: int, batch_size: int, prepare: Callable[[ChunkBatch], None] | None = None
     ) -> list[ChunkBatch]:
         """
-        Several batches read at once, with less overhead than one by one.
+        Draw several batches at once, with less overhead than one by one.
 
         :param count: number of batches
         :param batch_size: rows in each
         :param prepare: called with all rows at once (online and offline ones apart), may add observations
-        :return: the batches; each by itself is drawn as by :meth:`sample`
+        :return: the batches, each drawn as by :meth:`sample`
         :raises ValueError: if the buffer is empty
         """
         with self._lock:
@@ -424,7 +424,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
         return chosen.gather(slots, self.n_steps, self.gamma, self.device, overwrite)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The lock stays here, and the offline rows, unless something was added to what is in their file."""
+        """Leave out the lock, and the offline rows unless something was added to what is in their file."""
         state = {key: value for key, value in self.__dict__.items() if key != "_lock"}
         return state if self.intervention_rows else state | {"offline": None}
 

@@ -1,4 +1,4 @@
-"""Rows in which someone took over, copied to where they last longer than in the ring of the replay buffer."""
+"""Copies rows in which someone took over to slots that the ring of the replay buffer does not use."""
 
 from rlt_sb3.common.replay.storage import TransitionStorage
 

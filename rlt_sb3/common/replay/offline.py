@@ -1,4 +1,4 @@
-"""Rows from files: demonstrations written by ``rlt encode-demos``, or the replay buffer of an earlier run."""
+"""Reads rows from files: demonstrations written by ``rlt encode-demos``, or the replay buffer of an earlier run."""
 
 import json
 import os

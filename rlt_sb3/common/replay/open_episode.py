@@ -1,4 +1,4 @@
-"""The running episode of a sub-environment, and how rows that begin inside a chunk are put together."""
+"""The running episode of a sub-environment, and the construction of rows that begin inside a chunk."""
 
 from dataclasses import dataclass, field
 
@@ -43,7 +43,7 @@ class OpenEpisode:
 
 def join_chunks(before: Chunk, after: Chunk | None, start: int) -> Chunk:
     """
-    The chunk that began inside another one.
+    Make the chunk that began inside another one.
 
     :param before: the chunk it began in, complete if ``after`` is given
     :param after: the next chunk of the episode; None if the episode ended

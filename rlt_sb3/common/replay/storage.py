@@ -1,4 +1,4 @@
-"""Where chunks are kept: one slot per observation, in which the next observation is a pointer to another slot."""
+"""Stores chunks: one slot per observation, with a pointer to the slot of the next observation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -43,6 +43,8 @@ class ChunkBatch(NamedTuple):
 
 def join_batches(batches: Sequence[ChunkBatch]) -> ChunkBatch:
     """
+    Join batches into one.
+
     :param batches: batches with the same keys
     :return: one batch, rows in the given order
     """
@@ -59,6 +61,8 @@ def join_batches(batches: Sequence[ChunkBatch]) -> ChunkBatch:
 
 def split_batch(batch: ChunkBatch, count: int, size: int) -> list[ChunkBatch]:
     """
+    Split a batch into batches of equal size.
+
     :param batch: count * size rows
     :param count: number of parts
     :param size: rows of each
@@ -82,7 +86,7 @@ class TransitionStorage:
 
     Every observation is kept once: the next observation of a row is the slot that its pointer names. That slot was
     always filled later, so the ring overwrites it later, and no pointer of a living row can dangle. The final
-    observation of an episode takes a slot of its own. Memory is fixed: :attr:`bytes_per_slot` times the slots.
+    observation of an episode takes another slot. Memory is fixed: :attr:`bytes_per_slot` times the slots.
 
     :param size: number of slots that are used in turn
     :param observation_space: flat Dict space
@@ -142,6 +146,8 @@ class TransitionStorage:
 
     def is_row(self, slots: np.ndarray | int) -> Any:
         """
+        Tell whether slots hold complete rows.
+
         :param slots: slots
         :return: whether each holds a complete row, not only an observation
         """
@@ -155,6 +161,8 @@ class TransitionStorage:
 
     def slot_of(self, number: int) -> int:
         """
+        Compute the slot of an observation.
+
         :param number: an observation, counted from 0 in the order of writing
         :return: the slot that it was or will be written to
         """
@@ -162,6 +170,8 @@ class TransitionStorage:
 
     def living(self, number: int, room: int = 0) -> bool:
         """
+        Tell whether an observation is still stored.
+
         :param number: an observation that was written, counted from 0
         :param room: observations still to be written
         :return: whether it has not been overwritten, and will not be by those
@@ -188,6 +198,8 @@ class TransitionStorage:
 
     def holds(self, slot: int, obs: Mapping[str, np.ndarray], index: int) -> bool:
         """
+        Compare a slot with an observation.
+
         :param slot: a slot
         :param obs: batched observations
         :param index: which one of the batch
@@ -247,7 +259,7 @@ class TransitionStorage:
 
     def returns(self, slots: np.ndarray, n_steps: int, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """
-        Returns over consecutive chunks.
+        Compute returns over consecutive chunks.
 
         :param slots: rows to begin at (B,)
         :param n_steps: chunks in a return, fewer where an episode ends or the next chunk is not known
@@ -317,7 +329,7 @@ class TransitionStorage:
     def _bc_target(
         self, slots: np.ndarray, observations: TensorDict, actions: th.Tensor, device: th.device
     ) -> th.Tensor:
-        if "vla_ref" not in observations:  # another environment: nothing to be pulled to but what was done
+        if "vla_ref" not in observations:  # no reference in this environment: the target is the executed action
             return actions
         reference = observations["vla_ref"].flatten(1)
         taken_over = self.intervention[slots]
@@ -338,8 +350,9 @@ class TransitionStorage:
 
     def __getstate__(self) -> dict[str, Any]:
         """
-        Only what has been written; an almost empty ring makes a small file. All of it views: pickle writes them to a
-        file without a copy.
+        Keep only what has been written, so that an almost empty ring makes a small file.
+
+        All arrays are views: pickle writes them to a file without a copy.
         """
         state = self.__dict__.copy()
         used = min(self.written, self.size)

@@ -1,4 +1,4 @@
-"""Which rows can be drawn, by task."""
+"""Index of the rows that can be drawn, by task."""
 
 import numpy as np
 
@@ -17,6 +17,8 @@ class TaskIndex:
 
     def add(self, slot: int, task: int) -> None:
         """
+        Add a slot to those that may be drawn.
+
         :param slot: a slot that cannot be drawn yet
         :param task: its task
         """
@@ -33,6 +35,8 @@ class TaskIndex:
 
     def remove(self, slot: int, task: int) -> None:
         """
+        Remove a slot from those that may be drawn.
+
         :param slot: a slot that can be drawn
         :param task: its task
         """
@@ -45,6 +49,8 @@ class TaskIndex:
 
     def draw(self, count: int, stratified: bool) -> np.ndarray:
         """
+        Draw slots at random.
+
         :param count: how many slots, with replacement
         :param stratified: as many of each task, instead of uniformly
         :return: slots (count,)

@@ -72,7 +72,8 @@ def test_group_size_is_checked(group_size):
 
 def test_the_same_state_and_actions_give_the_same_episode(tmp_path):
     """One group: twice in two workers, side by side and one after the other. Rewards, observations and the
-    simulators' whole states are equal, bit for bit; other actions make another episode."""
+    simulators' whole states are equal, bit for bit; other actions make another episode.
+    """
     actions = np.random.default_rng(0).uniform(-1, 1, (3, 4, 7)).astype(np.float32)
     env = LiberoVectorEnv(
         2, "libero_goal", [1], chunk_length=4, max_episode_steps=12, assets="embedded", image_size=64, group_size=6,

@@ -68,7 +68,7 @@ def copies(env):
 
 
 def play(env, chunks=4):
-    """Everything that can be seen of an environment with a seed of its own."""
+    """Everything that can be seen of an environment with another seed."""
     shape = env.action_space.shape
     seen = [env.reset()]
     seen += [env.step(np.full(shape, 0.1, dtype=np.float32)) for _ in range(chunks)]

@@ -102,7 +102,8 @@ def play(num_envs: int, split: str, seed: int, obs_stride: int | None = None) ->
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_what_the_vla_is_given(split):
     """The same noise for the same observation with one, two and four environments, also inside a chunk; other noise
-    with another seed, in another split, in another state, and at another step."""
+    with another seed, in another split, in another state, and at another step.
+    """
     one = play(1, split, 0)
     assert one == play(2, split, 0) == play(4, split, 0) and set(one) == {
         (i, s) for i in range(4) for s in (0, 4, 8, 10)

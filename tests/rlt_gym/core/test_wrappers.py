@@ -35,7 +35,7 @@ def play(env, chunks):
     return np.array(rewards), np.array(steps), {name: np.array([t[name] for t in terms]) for name in terms[0]}
 
 
-def penalised_steps(commands, threshold):
+def penalized_steps(commands, threshold):
     """The oracle: control steps of one episode at which a decisive command differs from the last decisive one."""
     decisive = [(step, np.sign(value)) for step, value in enumerate(commands) if abs(value) > threshold]
     return [step for (_, old), (step, new) in pairwise(decisive) if old != new]
@@ -72,7 +72,7 @@ def test_random_commands_and_thresholds(threshold):
         chunks.reshape(12, 7)[:10, 6] = episode
         chunks.reshape(12, 7)[10:, 6] = -1.0  # beyond the horizon: not executed
         _, steps, _ = play(env, chunks)
-        assert np.flatnonzero(steps.ravel()).tolist() == penalised_steps(episode.astype(np.float32), threshold)
+        assert np.flatnonzero(steps.ravel()).tolist() == penalized_steps(episode.astype(np.float32), threshold)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 0.9])
@@ -145,5 +145,5 @@ def test_fires_when_the_fingers_of_the_simulator_have_moved():
         openings.append(obs["proprio"][0, 6] - obs["proprio"][0, 7])
     env.close()
     crossings = np.flatnonzero(np.diff(np.array(openings) > 0.04)) + 1
-    penalised = np.flatnonzero(rewards)
-    assert len(crossings) == 2 and (np.abs(penalised - crossings) <= 4).all(), (penalised, crossings)
+    penalized = np.flatnonzero(rewards)
+    assert len(crossings) == 2 and (np.abs(penalized - crossings) <= 4).all(), (penalized, crossings)

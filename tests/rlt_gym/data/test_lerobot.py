@@ -146,7 +146,7 @@ def test_episodes_are_read_as_libero_gave_them(tmp_path, version, names, video):
                 frames = demo.frames(camera, stride)
                 wanted = np.stack([picture(number, t, camera == "wrist") for t in range(0, length, stride)])
                 assert frames.dtype == np.uint8 and frames.shape == wanted.shape
-                # lossy video: a neighbouring frame differs by 12
+                # lossy video: a neighboring frame differs by 12
                 limit = 5 if video else 0
                 inner = np.abs(frames.astype(int) - wanted)[:, 2:-2, 2:-2]
                 assert (
@@ -190,7 +190,7 @@ def test_the_same_rows_as_from_libero_s_own_files(tmp_path, version):
 
 
 def test_grippers_that_open_with_one(tmp_path):
-    """Such a dataset gives LIBERO's actions when it is said, and is refused when it is not."""
+    """Such a dataset gives LIBERO's actions when the setting says so, and is refused when it does not."""
     values = np.random.default_rng(0).uniform(-0.2, 1.2, 1000).astype(np.float32)
     reference = np.array([-1.0 if v >= 1 else 1.0 if v <= 0 else 1.0 - 2.0 * v for v in values])
     np.testing.assert_allclose(gripper_to_env(values), reference, atol=1e-6)

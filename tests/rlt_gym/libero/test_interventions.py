@@ -25,7 +25,7 @@ FAST = {"assets": "embedded", "render": "fast", "image_size": 32}
     [
         ({"intervention": "scripted"}, "must be 'module:name'.*'scripted'"),
         ({"intervention": "a:b:c"}, "must be 'module:name'"),
-        ({"intervention": "__main__:Mine"}, "a module of its own"),
+        ({"intervention": "__main__:Mine"}, "a separate module"),
         ({"intervention": "no_such_module:Mine"}, "No module named 'no_such_module'"),
         ({"intervention": "intervention_hooks:Nobody"}, "has no attribute 'Nobody'"),
         ({"intervention": "intervention_hooks:NUMBER"}, "is a int and cannot be called"),
@@ -78,12 +78,14 @@ def test_flags_and_actions_follow_what_the_hook_returns():
         proposed = np.linspace(-1, 1, 5 * 7).reshape(5, 7)
         choose = hooks.begin_chunk()
         played = [choose(action) for action in proposed]
-        said = hooks.end_chunk()
-        assert said["intervention"].tolist() == [False, False, True, False, False]
-        assert said["executed_actions"].dtype == np.float32
-        np.testing.assert_array_equal(said["executed_actions"], np.array(played, dtype=np.float32))
+        reported = hooks.end_chunk()
+        assert reported["intervention"].tolist() == [False, False, True, False, False]
+        assert reported["executed_actions"].dtype == np.float32
+        np.testing.assert_array_equal(reported["executed_actions"], np.array(played, dtype=np.float32))
         np.testing.assert_array_equal(played[2][[0, 3, 6]], [0.25, 0, 1])  # 2.0 is clipped
-        np.testing.assert_array_equal(said["executed_actions"][[0, 1, 3, 4]], proposed[[0, 1, 3, 4]].astype(np.float32))
+        np.testing.assert_array_equal(
+            reported["executed_actions"][[0, 1, 3, 4]], proposed[[0, 1, 3, 4]].astype(np.float32)
+        )
         hooks.begin_chunk()(proposed[0])
         assert hooks.end_chunk()["intervention"].tolist() == [True]  # step 5 of the episode, first of its chunk
         draws.append(played[2][1])
@@ -115,8 +117,8 @@ def test_info_keeps_its_keys_where_a_worker_was_lost():
     lost = hook_info(hooks, (4, 7), {}, asked)
     assert set(lost) == {"executed_actions", "intervention", "critical_chunk", "critical_phase"}
     assert not lost["intervention"].any() and not lost["critical_chunk"]
-    said = {"executed_actions": np.zeros((3, 7), np.float32), "intervention": np.array([0, 1, 1], bool)}
-    info = hook_info(hooks, (4, 7), said, asked)
+    reported = {"executed_actions": np.zeros((3, 7), np.float32), "intervention": np.array([0, 1, 1], bool)}
+    info = hook_info(hooks, (4, 7), reported, asked)
     np.testing.assert_array_equal(info["executed_actions"], [[0] * 7] * 3 + [[1] * 7])
     assert info["intervention"].tolist() == [False, True, True, False]
     assert hook_info({"intervention": None, "critical_phase": None}, (4, 7), {}, asked) == {}

@@ -188,7 +188,7 @@ def test_each_suite_has_its_horizons(suite, whole, training, monkeypatch):
 
 @pytest.mark.sim
 def test_what_users_of_gymnasium_see_of_the_horizons():
-    """Nothing is said: a training episode ends after 160 control steps, an evaluation's after LIBERO's 300."""
+    """Nothing is reported: a training episode ends after 160 control steps, an evaluation's after LIBERO's 300."""
     single = gym.make("LIBERO-v0", task_ids=[1], chunk_length=100, **FAST)
     still = np.zeros((100, 7), dtype=np.float32)
     lengths = {}
@@ -207,7 +207,8 @@ def test_what_users_of_gymnasium_see_of_the_horizons():
 
 def test_inner_observations_are_those_of_shorter_chunks():
     """Chunks of 5 observed every 2 steps, horizon 9: what one-step chunks see after steps 2, 4, 7 (and not 9: the
-    episode's last observation is no inner one), bit for bit, zeros elsewhere."""
+    episode's last observation is no inner one), bit for bit, zeros elsewhere.
+    """
     arguments = {**FAST, "render": "exact", "max_episode_steps": 9}
     actions = np.random.default_rng(1).uniform(-1, 1, (2, 5, 7)).astype(np.float32)
     chunked = LiberoVectorEnv(1, "libero_goal", [1], chunk_length=5, obs_stride=2, **arguments)

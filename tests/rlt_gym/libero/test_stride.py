@@ -12,6 +12,7 @@ C = 4
 def make_model(num_envs=2, stride=2, **kwargs):
     venv = GymnasiumVecEnv(FakeRLTokenVectorEnv(num_envs, chunk_length=C, seed=3, obs_stride=stride))
     settings = dict(learning_starts=20, critic_warmup_updates=5, batch_size=16, exploration_std=0.3, seed=0)
+    settings["replay_buffer_kwargs"] = {"timeout_is_failure": False}  # rows tell both ends of an episode apart
     return RLT("MultiInputPolicy", venv, device="cpu", **(settings | kwargs))
 
 

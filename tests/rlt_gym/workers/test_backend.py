@@ -66,8 +66,8 @@ def test_a_pool_of_another_simulator_replaces_a_killed_worker(start):
         answers, _ = pool.ask({0: chunk})
         assert played(pool, 0, answers[0]) == (2, [0, 0], False, [1])
         filmed = ("step", {"actions": np.ones((4, 1)), "film": True})  # the goal is 5
-        *_, said, frames = pool.ask({0: filmed})[0][0]
-        assert [frame.max() for frame in frames] == [3, 4] and frames[0].shape == (8, 8, 3) and said == {}
+        *_, reported, frames = pool.ask({0: filmed})[0][0]
+        assert [frame.max() for frame in frames] == [3, 4] and frames[0].shape == (8, 8, 3) and reported == {}
         assert not pool.ask({0: ("render", {})})[1]
         assert pool.clients[0].pictures.frame.shape == (8, 8, 3) and (pool.clients[0].pictures.frame == 5).all()
     finally:
@@ -107,7 +107,7 @@ def test_a_worker_keeps_no_more_simulators_than_it_may(start, resident):
         ("toy_backend", {}, "must be 'module:Class'"),
         ("no_such_module:Backend", {}, "there is no module 'no_such_module'"),
         ("no_such_package.backend:Backend", {}, "No module named 'no_such_package'"),
-        ("__main__:Backend", {}, "put it into a module of its own"),
+        ("__main__:Backend", {}, "put it into a separate module"),
         ("toy_backend:CounterBackend", {"width": np.zeros(2)}, "can be sent to a worker"),
     ],
 )

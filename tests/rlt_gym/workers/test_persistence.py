@@ -56,7 +56,9 @@ def test_the_report_of_memory_and_parameters():
     assert gpu == "no GPU" or int(gpu) > 0
     page = (ROOT / "docs/guide/workers.md").read_text()
     told = re.search(
-        r"^Parameters: VLA ([\d,]+), RL token ([\d,]+), actor ([\d,]+), the five critics ([\d,]+)\.", page, re.M
+        r"^The VLA has ([\d,]+) parameters, the RL token ([\d,]+), the actor ([\d,]+), the five critics ([\d,]+)\.",
+        page,
+        re.M,
     )
     found = re.search(
         r"^parameters: VLA ([\d,]+), RL token ([\d,]+), actor ([\d,]+), critics ([\d,]+)$", done.stdout, re.M

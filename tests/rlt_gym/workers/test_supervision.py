@@ -45,7 +45,7 @@ def assert_all_end(pids, seconds=100):
 
 
 def descriptors():
-    """Sockets, pipes and logs that this process has open. (The memory of the pictures goes with the object.)"""
+    """Sockets, pipes and logs that this process has open; the memory of the pictures goes with the object."""
     found = set()
     for entry in Path("/proc/self/fd").iterdir():
         try:

@@ -18,8 +18,8 @@ def chunks(actor, model: RLT, obs) -> np.ndarray:
         return actor(model.policy.obs_to_tensor(obs)[0]).numpy().reshape(obs["vla_ref"].shape)
 
 
-def outcome(successes: int) -> Evaluation:
-    return Evaluation("x", "selection", [StateResult(p, 0, p, p < successes, 5, 1) for p in range(20)])
+def outcome(successes: int, steps: int = 5) -> Evaluation:
+    return Evaluation("x", "selection", [StateResult(p, 0, p, p < successes, steps, 1) for p in range(20)])
 
 
 def selection(model: RLT, evaluate, tmp_path, **kwargs) -> SelectionCallback:
@@ -39,19 +39,38 @@ def test_selection_plays_practicing_actor_until_one_is_approved(tmp_path):
         return next(results)
 
     callback = selection(model, evaluate, tmp_path)
-    practising = chunks(model.policy.training_actor, model, obs)
-    assert not np.array_equal(practising, obs["vla_ref"])
+    practicing = chunks(model.policy.training_actor, model, obs)
+    assert not np.array_equal(practicing, obs["vla_ref"])
     # 16 against the VLA's 10 on the same states: 6 fixed, none broken, p = 1/64 > 0.0125
     assert callback.run().evaluation == outcome(10)
-    assert np.array_equal(played[-1], practising) and np.array_equal(model.predict(obs)[0], obs["vla_ref"])
+    assert np.array_equal(played[-1], practicing) and np.array_equal(model.predict(obs)[0], obs["vla_ref"])
     # 8 fixed, none broken: p = 1/256 <= 0.0125 / 3, the level of the second audition
     assert callback.run().evaluation == outcome(18)
-    assert np.array_equal(model.predict(obs)[0], practising) and model.gate.approvals == 1
-    assert np.array_equal(RLT.load(tmp_path / "best.zip", device="cpu").predict(obs)[0], practising)
+    assert np.array_equal(model.predict(obs)[0], practicing) and model.gate.approvals == 1
+    assert np.array_equal(RLT.load(tmp_path / "best.zip", device="cpu").predict(obs)[0], practicing)
     model.policy.training_actor.mu[-1].bias.data.add_(0.1)
     assert callback.run().evaluation == outcome(3)  # of what is deployed, from now on; the practicing actor is worse
-    assert np.array_equal(played[-2], practising) and not np.array_equal(played[-1], practising)
-    assert np.array_equal(model.predict(obs)[0], practising) and model.gate.approvals == 1
+    assert np.array_equal(played[-2], practicing) and not np.array_equal(played[-1], practicing)
+    assert np.array_equal(model.predict(obs)[0], practicing) and model.gate.approvals == 1
+
+
+def test_the_best_model_is_kept(tmp_path):
+    """More successes are better, then fewer control steps; among equals the newest one."""
+    model = make_model(**fast())
+    model.learn(30)
+    obs = model.env.reset()
+    points = [
+        (outcome(12), True), (outcome(11, 1), False), (outcome(12, 6), False), (outcome(12), True),
+        (outcome(12, 4), True), (outcome(13, 9), True), (outcome(0), False),
+    ]  # fmt: skip
+    results = iter([result for result, _ in points])
+    callback = selection(model, lambda player: next(results), tmp_path)
+    for result, kept in points:
+        model.policy.training_actor.mu[-1].bias.data.add_(0.01)
+        callback.run()
+        best = RLT.load(tmp_path / "best.zip", device="cpu").predict(obs)[0]
+        assert np.array_equal(best, model.predict(obs)[0]) is kept
+        assert (callback.best == result) is kept
 
 
 def test_an_untrained_direct_actor_is_not_taken_for_the_vla(tmp_path):

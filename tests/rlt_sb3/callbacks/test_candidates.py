@@ -157,11 +157,11 @@ def test_a_run_writes_films_of_both_and_says_the_lowest_point(tmp_path, capsys):
     config.settings["gate"] = {"share": 0.5, "window": 2}
     config.evaluation.videos = False
     run = train(config).run
-    said = capsys.readouterr().out
+    reported = capsys.readouterr().out
     points = json.loads((run / "evaluations.json").read_text())["selection"]
     assert [point["chunks"] for point in points] == [40, 80]
     lowest = min(point["candidate"]["successes"] for point in points)
-    assert f"lowest point of the practicing actor, selection states: {lowest}/4 at " in said
+    assert f"lowest point of the practicing actor, selection states: {lowest}/4 at " in reported
     for point in points:
         start = f"selection-{point['chunks']:08d}"
         shown = {path.stem.removeprefix(start) for path in (run / "videos").glob(f"{start}-*")}

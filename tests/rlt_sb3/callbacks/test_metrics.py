@@ -62,7 +62,7 @@ def test_logged_keys_are_the_documented_ones(run, tmp_path, monkeypatch):
     account = SimpleNamespace(id="x", log=lambda numbers, step: in_wandb.update(numbers), finish=lambda: None)
     monkeypatch.setattr("rlt_sb3.common.loggers.import_wandb", lambda: SimpleNamespace(init=lambda **settings: account))
     monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
-    # with all that has keys of its own and is not in the other run
+    # with everything that adds keys and is not in the other run
     config = quick(tmp_path, "Hooked-v0", guard="restore", wandb={"project": "x"})
     config.env.task_ids = [0, 1]
     with_hooks = train(config).run

@@ -99,7 +99,7 @@ def test_the_documentation_names_only_options_that_exist(command, capsys, monkey
     named: set[str] = set()
     for page in pages:
         text = page.read_text()
-        for line in re.findall(rf"\brlt {command}\b([^`\n]*)", text):
+        for line in re.findall(rf"\brlt {command}(?![\w-])([^`\n]*)", text):
             named |= set(re.findall(r"--([a-z][\w.-]*)", line.partition("#")[0]))
         if command == "train":
             named |= set(re.findall(r"--((?:rlt|tqc|env|evaluation)\.[a-z][\w.]*)", text))

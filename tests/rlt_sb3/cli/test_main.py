@@ -70,7 +70,7 @@ def settings_of(config_class, prefix=""):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_describes_every_setting(command, capsys, monkeypatch):
-    """In words of its own, beside type and default, or in those of another setting that name it."""
+    """In its own words, beside type and default, or in those of another setting that name it."""
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as stop:
         parse(command, ["--help"])

@@ -89,7 +89,7 @@ def test_run_refuses_other_weights(run, monkeypatch, capsys):
         error = capsys.readouterr().err
         assert f"The run {run} was made with other frozen weights" in error
         assert "rl_token bbbbbbbbbbbb... (here: cccccccccccc...)" in error and "vla" not in error
-        assert "Put the run's weights back, or train anew." in error
+        assert "Put the run's weights back, or train again." in error
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
@@ -107,7 +107,7 @@ def test_run_without_an_entry_is_not_checked(tmp_path, monkeypatch):
 
 
 def test_shards_of_other_weights_are_not_merged(tmp_path, monkeypatch, capsys):
-    """The run says nothing, each machine has weights of its own."""
+    """The run says nothing, each machine has other weights."""
     run = train(quick(tmp_path, "ToyRLToken-v0", total_chunks=40)).run
     files = [str(tmp_path / f"{k}.json") for k in (1, 2)]
     for k, fingerprint in enumerate((ONE, OTHER)):

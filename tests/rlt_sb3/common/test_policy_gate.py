@@ -341,6 +341,17 @@ def test_restarts_do_not_favour_short_episodes():
     assert abs(np.mean(shares) - 0.5) < 0.03
 
 
+def test_a_restart_looks_back_as_far_as_episodes_can_be_long():
+    """However long those that run have lasted: they are short after successes, which would then count more often."""
+    gate = PolicyGate(share=0.5, window=16)
+    world = World(gate, lambda player, number: (False, 10) if number == 0 else (True, 2))
+    for _ in range(15):
+        world.step(warm_up=True)
+    assert [trial.start for trial in gate.baseline.trials] == [0, 10, 12, 14]
+    gate.restart(1)
+    assert [trial.start for trial in gate.baseline.trials] == [0]
+
+
 def test_an_episode_cut_off_by_a_restart_does_not_count():
     gate = make(vla=0.0)
     world = World(gate, lambda player, number: (True, 3), 2)
@@ -382,7 +393,9 @@ def test_state_goes_on_in_another_gate(after):
     gate = world.gate
     state = json.loads(json.dumps(gate.state_dict()))
     again = PolicyGate(window=4)
+    world_of(again).step(warm_up=True)
     again.load_state_dict(state)
+    assert (again.player == "").all() and not again.noise_free.any()  # its running episodes are over
     assert again.state_dict() == gate.state_dict()
     assert (len(gate.baseline.trials) > 0) and (after < 100 or gate.on_trial)
     ends = []
@@ -405,7 +418,7 @@ def test_an_open_baseline_is_told_once():
         world.step(warm_up=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        gate.warn_of_open_baseline()  # nobody has practised yet
+        gate.warn_of_open_baseline()  # nobody has practiced yet
     world.step()
     with pytest.warns(UserWarning, match=r"No actor has been on trial.*: 20 noise-free episodes .* 64 are needed"):
         gate.warn_of_open_baseline()
@@ -454,6 +467,7 @@ def test_auditions_spend_levels_of_their_own(fixed, broken, number):
     passed = gate.audition(Copies(), lambda: "played", lambda result: (fixed, broken))[1]
     assert passed is (p <= 0.025 / (number * (number + 1)))
     assert gate.approvals == passed and gate.on_trial is not passed
+    assert not gate.deployed.trials  # those of the actor on trial are another's
     assert (gate.auditions, gate.confirmations) == ((0, 0) if passed else (number, 7))
 
 

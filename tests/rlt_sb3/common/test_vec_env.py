@@ -208,6 +208,27 @@ def test_returned_arrays_are_fresh():
     assert first.tolist() == [[1.0]]
 
 
+def test_returned_dicts_have_fresh_arrays():
+    """SB3 keeps the last observation while the env writes the next one to the same arrays."""
+
+    class Reusing(VectorWrapper):
+        def step(self, actions):
+            obs, *rest = self.env.step(actions)
+            for key, array in obs.items():
+                shared[key][...] = array
+            return (shared, *rest)
+
+    env = FakeLiberoVectorEnv(2)
+    shared = {key: np.zeros(space.shape, space.dtype) for key, space in env.observation_space.spaces.items()}
+    venv = GymnasiumVecEnv(Reusing(env))
+    venv.reset()
+    kept = venv.step(zeros(venv))[0]
+    before = {key: array.copy() for key, array in kept.items()}
+    for array in shared.values():
+        array[...] = 77
+    assert all(np.array_equal(kept[key], before[key]) and not (before[key] == 77).all() for key in before)
+
+
 def test_attributes_methods_pictures():
     venv = GymnasiumVecEnv(counters(2, 5))
     venv.reset()

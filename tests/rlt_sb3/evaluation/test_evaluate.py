@@ -32,6 +32,28 @@ def test_each_state_once(num_envs, n_states):
     assert sorted(row.pair for row in seen) == list(range(n_states))
 
 
+class Fragile(ToyVectorEnv):
+    """Loses the simulators of these environments in the chunks with these numbers."""
+
+    losses = ((2, {0}), (3, {0, 1}), (6, {1}))
+    chunk = 0
+
+    def _play(self, chunks):
+        self.chunk += 1
+        lost = dict(self.losses).get(self.chunk, set())
+        for env in lost:
+            self._restarts[env] += 1
+        return super()._play({env: chunk for env, chunk in chunks.items() if env not in lost})
+
+
+def test_an_episode_whose_simulator_broke_is_played_again():
+    env, seen = Fragile(2), []
+    result = evaluate("vla", env, 6, on_episode=seen.append)
+    assert env.worker_restarts == 4
+    assert result.rows == evaluate("vla", ToyVectorEnv(2), 6).rows
+    assert sorted(row.pair for row in seen) == list(range(6))
+
+
 def test_same_outcome_for_any_number_of_envs_and_pairing():
     vla = [evaluate("vla", ToyVectorEnv(n), 12) for n in (1, 4)]
     assert vla[0].rows == vla[1].rows
@@ -40,6 +62,18 @@ def test_same_outcome_for_any_number_of_envs_and_pairing():
     assert (comparison.fixed, comparison.broken, comparison.both, comparison.neither) == (6, 0, 6, 0)
     assert comparison.p_value == pytest.approx(2 * 0.5**6)
     assert ones.steps_to_success == pytest.approx(np.mean([2 * (2 + p % 3) for p in range(12)]))
+
+
+def test_pairs_are_found_by_state_and_task():
+    """In whatever order the rows stand."""
+    solved = {(3, 0): (True, True), (3, 1): (True, False), (5, 0): (False, True), (5, 1): (False, True)}
+    first, second = (
+        Evaluation("x", "eval", [StateResult(n, *key, solved[key][which], 5, 1) for n, key in enumerate(order)])
+        for which, order in ((0, list(solved)), (1, list(solved)[::-1]))
+    )
+    comparison = compare(first, second)
+    assert (comparison.fixed, comparison.broken, comparison.both, comparison.neither) == (2, 1, 1, 0)
+    assert compare(second, first).fixed == 1
 
 
 def test_a_model_is_asked_deterministically():

@@ -140,7 +140,7 @@ def by_module(run, tmp_path, monkeypatch):
 
 
 def test_checkpoints_at_once_are_those_one_after_the_other(by_module, capsys):
-    """Two processes, three checkpoints and the VLA, which the run has not played on so many states."""
+    """Two processes, three checkpoints and the VLA, which the run has not played on as many states."""
     command = ["eval", str(by_module), "--all-checkpoints", "--n_states", "9", "--progress=false"]
     written = by_module / "eval-checkpoints-selection.json"
     files, tables = [], []
@@ -158,8 +158,8 @@ def test_a_process_that_fails_ends_the_others(by_module, capsys):
     (by_module / "checkpoints" / "chunk-00000040" / "model.zip").write_bytes(b"no model")
     command = ["eval", str(by_module), "--all-checkpoints", "--max-parallel", "3", "--progress=false"]
     assert main([*command, "--n_states", "1000"]) == 1
-    said = capsys.readouterr().err
-    assert "The evaluation of chunk-00000040 failed with exit status" in said and "model.zip" in said
+    reported = capsys.readouterr().err
+    assert "The evaluation of chunk-00000040 failed with exit status" in reported and "model.zip" in reported
     assert not children(os.getpid()) and not (by_module / "eval-checkpoints-selection.json").exists()
     with pytest.raises(ValueError, match="max_parallel must be 1, or with all_checkpoints"):
         evaluate_run(EvalConfig(run=str(by_module), max_parallel=2))
@@ -197,7 +197,7 @@ def test_ctrl_c_leaves_no_process(by_module):
 
 def test_checkpoints_are_not_cut_in_parts(run, capsys):
     assert main(["eval", str(run), "--all-checkpoints", "--shard", "1/2", "--progress=false"]) == 2
-    assert "shard does not go with all_checkpoints" in capsys.readouterr().err
+    assert "shard cannot be used with all_checkpoints" in capsys.readouterr().err
 
 
 def test_table_has_both_policies_and_every_task(run, capsys):

@@ -74,7 +74,7 @@ def test_a_killed_server_ends_the_run_which_can_be_resumed(tmp_path, server, mon
     run, line = tmp_path / "toy", str(caught.value)
     assert done == [38]
     assert f"No VLA server is at 127.0.0.1:{server.port}" in line and "\n" not in line
-    assert line.endswith(f"38 chunks are saved; go on with: rlt train --resume {run}")
+    assert line.endswith(f"38 chunks are saved; resume with: rlt train --resume {run}")
     checkpoint = find_checkpoint(run)[1]
     assert checkpoint.chunks == 38
     model = RLT.load(checkpoint.model, device="cpu")
@@ -131,7 +131,7 @@ def test_a_server_that_is_lost_before_training(tmp_path, server, monkeypatch):
         return original(env, actions)
 
     monkeypatch.setattr(FakeLiberoVectorEnv, "step", step)
-    with pytest.raises(RunError, match=r"nothing is trained yet; go on with: rlt train --resume"):
+    with pytest.raises(RunError, match=r"nothing is trained yet; resume with: rlt train --resume"):
         train(config_of(tmp_path, server, patience=0.2))
     assert set(steps) == {"eval"}
 

@@ -1,4 +1,4 @@
-"""A run that is cut in two and resumed ends where the uninterrupted one ends; what breaks is said, not lost."""
+"""A run that is cut in two and resumed ends where the uninterrupted one ends; what breaks is reported, not lost."""
 
 import os
 import resource
@@ -33,7 +33,7 @@ def no_report(monkeypatch):
 
 
 def parameters(path, algorithm):
-    """Networks, targets and optimisers."""
+    """Networks, targets and optimizers."""
     return load_model(algorithm, path, device="cpu").get_parameters()
 
 
@@ -50,7 +50,7 @@ def config_of_whole(out, **changes):
 
 
 def train_until_it_dies(config, chunks, monkeypatch):
-    """A run that breaks off after so many chunks, between two checkpoints."""
+    """A run that breaks off after a number of chunks, between two checkpoints."""
     from rlt_sb3.callbacks.budget import BudgetCallback
 
     original = BudgetCallback._on_step
@@ -249,7 +249,7 @@ def test_interrupted_before_training(tmp_path, whole, capsys, interrupted):
             train(config_of_whole(tmp_path))
     run = tmp_path / "toy"
     assert played.phases == interrupted and find_checkpoint(run) == (run, None)
-    assert f"nothing is trained yet; go on with: rlt train --resume {run}\n" in capsys.readouterr().out
+    assert f"nothing is trained yet; resume with: rlt train --resume {run}\n" in capsys.readouterr().out
     with pytest.MonkeyPatch.context() as patch:
         played = Played(patch)
         assert main(["train", "--resume", str(run)]) == 0
@@ -268,7 +268,7 @@ def test_interrupted_in_a_selection_evaluation(tmp_path, capsys):
         with pytest.raises(KeyboardInterrupt):
             train(config_of_whole(tmp_path))
     run = tmp_path / "toy"
-    assert f"50 chunks are saved; go on with: rlt train --resume {run}\n" in capsys.readouterr().out
+    assert f"50 chunks are saved; resume with: rlt train --resume {run}\n" in capsys.readouterr().out
     assert [c.chunks for c in all_checkpoints(run)] == [0, 40, 50]
     assert read_evaluations(run)["selection"] == []
     with pytest.MonkeyPatch.context() as patch:

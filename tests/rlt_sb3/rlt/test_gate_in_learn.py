@@ -87,6 +87,16 @@ def test_episodes_are_played_by_whom_they_are_credited_to(num_envs):
     assert min(number for number in range(len(dones)) if rows.candidates[number]) <= first_trial
 
 
+def test_nobody_is_on_trial_while_only_the_critics_learn():
+    model = make_model(**fast(gate={"share": 1.0, "window": 2}, learning_starts=200, utd=1e-6))
+    model.learn(260)
+    gate = model.gate
+    assert gate.baseline.complete and model._n_updates == 4 and not gate.candidates
+    model.train(1, 32)
+    model.learn(4, reset_num_timesteps=False)
+    assert gate.candidates == 1
+
+
 def test_a_second_learn_credits_the_vla_with_what_it_plays():
     model, rows = gated(learning_starts=80), Rows()
     model.learn(400)

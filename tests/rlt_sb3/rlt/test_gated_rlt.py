@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Watch(BaseCallback):
-    """What is handed out, and what is on trial, on fixed observations."""
+    """Chunks of the deployed actor and of the actor on trial, on fixed observations."""
 
     def __init__(self, obs):
         super().__init__()
@@ -67,7 +67,7 @@ def test_trials_are_played_by_the_actor_on_trial():
     model = make(gate={"share": 0.5, "window": 4})
     model.learn(300)
     model.gate.start_trial(model.policy)
-    with th.no_grad():  # the actor that practises goes on meanwhile
+    with th.no_grad():  # the actor that practices goes on meanwhile
         model.policy.training_actor.mu[-1].bias.add_(0.01)
     model.gate.player[:] = ["", "actor"]
     model.gate._fresh[:] = False

@@ -41,7 +41,7 @@ def value_model(**kwargs) -> RLT:
 
 
 def state(model: RLT, number: int) -> dict[str, np.ndarray]:
-    """State number n: a token of its own, always the same chunk of the VLA."""
+    """State number n: another token for each, always the same chunk of the VLA."""
     z = np.random.default_rng(number).normal(size=(1, *model.observation_space["z_rl"].shape))
     return {
         "z_rl": z.astype(np.float32),

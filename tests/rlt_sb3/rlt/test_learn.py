@@ -85,6 +85,19 @@ def test_direct_actor_is_fitted_to_the_vla_while_it_waits():
     assert error < 0.05
 
 
+def test_a_direct_actor_does_not_follow_critics_that_know_nothing():
+    model = make_model(policy_kwargs={"actor_mode": "direct"}, learning_starts=16, critic_warmup_updates=20, utd=1.0)
+    calls, original = [], model._update_actor
+
+    def watched(batch, follow_q=True):
+        calls.append((model._n_updates, follow_q))
+        return original(batch, follow_q)
+
+    model._update_actor = watched
+    model.learn(40)
+    assert calls == [(count, count > 20) for count in range(2, model._n_updates + 1, 2)] and calls[-1][1]
+
+
 def test_control_steps_and_n_step_buffer():
     model, rows = make_model(**fast(n_steps=4, gamma=0.95)), Rows()
     model.learn(60, callback=rows)
@@ -153,6 +166,30 @@ def test_value_bias():
         warnings.simplefilter("error")
         for _ in range(8):
             tracker.step([outcome(2, [0, 0])] * 2, np.array([True, True]), lambda: np.ones(2))
+
+
+def test_a_broken_episode_has_no_gap():
+    """What its return would have been, nobody knows; the next episode has a promise of its own."""
+    tracker = ValueBias(2, gamma=0.5)
+    broken = ChunkOutcome(0, np.zeros(2), np.zeros((2, 1)), broken=True)
+    tracker.step([outcome(2, [0, 0])] * 2, np.array([False, False]), lambda: np.ones(2))
+    tracker.step([broken, outcome(1, [1, 0])], np.array([True, True]), lambda: np.full(2, 9.0))
+    assert list(tracker.gaps) == [1.0 - 0.5**2]
+    tracker.step([outcome(1, [1, 0])] * 2, np.array([True, True]), lambda: np.full(2, 0.25))
+    assert list(tracker.gaps)[1:] == [0.25 - 1.0] * 2
+
+
+def test_a_reset_from_outside_forgets_what_running_episodes_were_promised():
+    model = make_model(**fast())
+    model.learn(60)
+    tracker = model._value_bias
+    while tracker.new.any() or np.isnan(tracker.promised).any():
+        model.learn(2, reset_num_timesteps=False)
+    gaps = list(tracker.gaps)
+    model.end_trajectories()
+    ends = [outcome(1, [1, 0])] * 2
+    tracker.step(ends, np.array([True, True]), lambda: np.full(2, 0.25))
+    assert list(tracker.gaps)[len(gaps) :] == [0.25 - 1.0] * 2
 
 
 def test_logs(tmp_path):

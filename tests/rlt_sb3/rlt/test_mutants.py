@@ -34,8 +34,8 @@ def test_the_actor_that_practises_goes_on_trial(act_with):
     with th.no_grad():
         tensors, _ = policy.obs_to_tensor(obs)
         target, online, tried = (actor(tensors) for actor in (policy.actor_target, policy.actor, policy.actor_on_trial))
-    practising, other = (target, online) if act_with == "target" else (online, target)
-    assert th.equal(tried, practising) and not th.equal(tried, other)
+    practicing, other = (target, online) if act_with == "target" else (online, target)
+    assert th.equal(tried, practicing) and not th.equal(tried, other)
 
 
 def rows(buffer: ChunkReplayBuffer, infos: list[dict], chunks: np.ndarray) -> None:

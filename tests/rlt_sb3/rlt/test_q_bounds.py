@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from rlt_models import fast, make_model, make_venv
 
+from rlt_sb3.common.chunk_outcome import ChunkOutcome
+from rlt_sb3.common.value_bias import ValueBias
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -48,3 +51,11 @@ def test_returns_inside_are_not(function, bounds):
         warnings.filterwarnings("error", message=".*q_bounds")
         model.learn(200)
     assert model._value_bias.range[0] < np.inf
+
+
+def test_the_last_chunk_has_a_return_of_its_own():
+    """A late reward of 3 is worth 0.375 at the start and 1.5 in the last chunk: critics learn both."""
+    tracker = ValueBias(1, gamma=0.5)
+    for rewards, done in (([0.0, 0.0], False), ([0.0, 3.0], True)):
+        tracker.step([ChunkOutcome(2, np.array(rewards), np.zeros((2, 1)))], np.array([done]), None)
+    assert tracker.range == (0.5**3 * 3, 0.5 * 3)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch as th
 from rlt_models import (
+    fast,
     make_model,
     make_venv,
     random_obs,
@@ -71,6 +72,29 @@ def test_load_without_env_and_with_changed_settings(tmp_path):
     assert RLT.load(tmp_path / "model.zip", bc_coef=1.0).bc_coef == 1.0
     with pytest.raises(ValueError, match="bc_coef"):
         RLT.load(tmp_path / "model.zip", bc_coef=-1.0)
+
+
+def test_a_loaded_buffer_goes_on_with_the_models_settings(tmp_path):
+    """Its rows are those of the file, its returns those of the model: rewards of one chunk in, of two out."""
+    model = make_model(**fast(gamma=0.9, n_steps=1))
+    model.learn(120)
+    model.save(tmp_path / "model.zip")
+    model.save_replay_buffer(tmp_path / "buffer.pkl")
+    loaded = RLT.load(tmp_path / "model.zip", env=make_venv(2), device="cpu", gamma=0.5, n_steps=2)
+    loaded.load_replay_buffer(tmp_path / "buffer.pkl")
+    buffer = loaded.replay_buffer
+    slots = np.flatnonzero(buffer.storage.is_row(np.arange(buffer.storage.size)))
+    batch = buffer._gather(slots)
+    for slot, total, discount in zip(slots, batch.rewards.flatten(), batch.discounts.flatten(), strict=True):
+        rewards = []
+        for _ in range(2):
+            rewards += buffer.storage.step_rewards[slot][: buffer.storage.chunk_steps[slot]].tolist()
+            slot = buffer.storage.next_slot[slot]
+            if not buffer.storage.is_row(slot):
+                break
+        assert total.item() == pytest.approx(sum(0.5**j * reward for j, reward in enumerate(rewards)))
+        assert discount.item() == pytest.approx(0.5 ** len(rewards))
+    assert batch.rewards.any()
 
 
 def change_data(path, **changes):

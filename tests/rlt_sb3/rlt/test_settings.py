@@ -58,7 +58,7 @@ BAD = [
     (dict(bc_coef=-1.0), "bc_coef"), (policy(actor_q="max"), "actor_q"),
     (dict(reference_dropout=1.5), "reference_dropout"), (dict(exploration_std=-0.1), "exploration_std"),
     (dict(exploration_std=[0.1, 0.1]), "exploration_std"), (dict(action_scale=[1.0, 0, 1, 1, 1, 1, 1]), "action_scale"),
-    (dict(q_bounds=(1.0, 0.0)), "q_bounds"),
+    (dict(q_bounds=(1.0, 0.0)), "q_bounds"), (dict(q_bounds=(1.0, 1.0)), "q_bounds"),
     (policy(n_critics=0), "n_critics"), (policy(n_target_critics=6), "n_target_critics"),
     (dict(batch_size=0), "batch_size"), (policy(actor_mode="tanh"), "actor_mode"),
     (dict(policy_delay=0), "policy_delay"),

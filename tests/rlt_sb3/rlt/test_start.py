@@ -61,6 +61,32 @@ def test_warm_up_plays_the_vla_exactly(mode):
     assert sorted(map(tuple, stored.actions[:1000][slots].reshape(-1, 28).tolist())) == in_order
 
 
+def test_a_direct_actor_plays_when_it_is_fitted():
+    """Until then the VLA's chunks are played, with noise (here: of size 0)."""
+    updates = []
+
+    class Counted(Rows):
+        def _on_step(self) -> bool:
+            updates.append(self.model._n_updates)
+            return super()._on_step()
+
+    rows = Counted()
+    settings = dict(learning_starts=20, critic_warmup_updates=50, utd=0.1, exploration_std=0.0)
+    make_model(policy_kwargs={"actor_mode": "direct"}, **settings).learn(60, callback=rows)
+    own = [np.array_equal(np.clip(obs["vla_ref"], -1, 1), act) for obs, act in zip(rows.obs, rows.actions, strict=True)]
+    assert own == [count <= 50 for count in updates]
+    assert {count for count in updates if count <= 50} == {0, 50} and updates[-1] > 50
+
+
+def test_what_is_played_stays_in_range():
+    """Whatever the VLA proposes, and with noise at the border."""
+    model = make_model()
+    model._setup_learn(1)
+    model._last_obs["vla_ref"][:] = 1.5
+    warm_up, practice = (model._sample_action(starts, None, 2)[0] for starts in (10, 0))
+    assert (warm_up == 1.0).all() and practice.max() == 1.0 and practice.min() < 1.0
+
+
 def noise(chunks, **settings):
     model = make_model(learning_starts=0, **settings)
     model._setup_learn(1)

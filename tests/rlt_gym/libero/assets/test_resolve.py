@@ -1,4 +1,4 @@
-"""Which folder of assets is chosen, and what is said where there is none."""
+"""Which folder of assets is chosen, and what is reported where there is none."""
 
 from __future__ import annotations
 

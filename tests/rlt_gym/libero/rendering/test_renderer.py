@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-#: What the scenes below begin with. They are drawn in processes of their own: the GL back end is chosen on import.
+#: What the scenes below begin with. They are drawn in separate processes: the GL back end is chosen on import.
 DRAWING = """
 import os
 os.environ.setdefault("MUJOCO_GL", "osmesa")

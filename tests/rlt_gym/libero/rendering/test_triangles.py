@@ -8,9 +8,7 @@ AHEAD = np.hstack([np.eye(3), [[0.0], [0.0], [2.0]]])
 
 
 def chosen_triangles(vertices, faces, size, samples, facing=1.0):
-    """
-    :return: Numbers of the triangles to draw, the parts they are drawn in, and the corners in pixels.
-    """
+    """:return: Numbers of the triangles to draw, the parts they are drawn in, and the corners in pixels."""
     from rlt_gym.libero.rendering.triangles import BATCH, select_triangles
 
     screen, chosen = np.empty((len(vertices), 4)), np.empty(len(faces) + 1, dtype=np.int32)

@@ -40,7 +40,7 @@ def test_viewer_flags_are_left_out_for_a_moment_only():
 
 @pytest.mark.sim
 def test_what_cannot_be_compiled_runs_through_robosuites_loop():
-    """In a process of its own, since importing LIBERO changes it."""
+    """Run in a separate process, since importing LIBERO changes it."""
     code = """
 import warnings
 import numpy as np
@@ -80,7 +80,7 @@ print("same states")
 
 @pytest.mark.sim
 def test_fixtures_beside_an_open_drawer_stand_as_in_stock():
-    """The drawer's random draws come before the cabinet's place. In a process of its own, as above."""
+    """The drawer's random draws come before the cabinet's place. In a separate process, as above."""
     code = """
 import numpy as np
 from rlt_gym.libero.assets import resolve_assets

@@ -147,6 +147,23 @@ def test_interventions(overwrite, stride):
     )
 
 
+def test_slots_used_again_forget_interventions():
+    """Final observations come where an expert's rows were: what the actor sees there is the VLA's chunk."""
+    buffer = make(7, intervention_ref="replace")
+    assert buffer.storage.size % 2 == 1  # an episode fills two slots: each gets both kinds of observations
+    expert, own = np.full((1, C, D), -0.9, np.float32), np.full((1, C, D), 0.9, np.float32)
+    for episode in range(20):
+        helped = episode < 10
+        info = {"step_rewards": np.zeros(C), "chunk_steps": C, "intervention": np.full(C, helped)}
+        before, after = stack([observation(0, episode, 0)]), stack([observation(0, episode, C)])
+        buffer.add(before, after, expert if helped else own, np.zeros(1), np.array([True]), [info])
+        batch = everything(buffer)
+        keys = batch.next_observations["proprio"].int().tolist()
+        assert max(key[1] for key in keys) == episode
+        for key, seen in zip(keys, batch.next_observations["vla_ref"], strict=True):
+            np.testing.assert_array_equal(seen, observation(*key)["vla_ref"])
+
+
 def test_nothing_stored_changes_with_the_arrays_given():
     """Neither the caller's arrays nor the sampled tensors share memory with the buffer."""
     world, buffer = World(1, stride=2), make(stride=2)

@@ -61,7 +61,7 @@ def _first(column, count):
     return {key: value[:count] for key, value in column.items()} if isinstance(column, dict) else column[:count]
 
 
-@pytest.mark.parametrize(("ratio", "share"), [(0.5, 32), (0.25, 16), (1.0, 64), (0.1, 6)])
+@pytest.mark.parametrize(("ratio", "share"), [(0.5, 32), (0.25, 16), (1.0, 64), (0.1, 6), (0.15, 10)])
 def test_composition_of_a_mixed_batch(ratio, share):
     """``offline_ratio`` of the rows are offline ones, in every batch."""
     offline = make(400, 1)
