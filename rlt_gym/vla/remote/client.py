@@ -212,7 +212,11 @@ class OpenPIVLA(_Served):
     :param host: The server's name or address.
     :param port: Its port; openpi's default is 8000.
     :param device: Where outputs are put.
-    :param key: As for :class:`RemoteVLA`; so are the others.
+    :param key: What the server wants to be sent; ``None`` = the environment variable ``RLT_SERVE_KEY``.
+    :param timeout: Seconds to wait for a reply; openpi compiles the policy at the first request.
+    :param patience: Seconds for which a lost server is looked for.
+    :param wait: Seconds for which it is looked for at first.
+    :param max_bytes: Most bytes of a reply.
     :param state_dim: Numbers of the state that the policy needs.
     :param frame_size: Edge in pixels of the frames that the environment is to draw; 256 in openpi's LIBERO client.
     :param assets: Kind of assets that the policy was trained on.

@@ -47,7 +47,7 @@ class VLAService:
     """
     Any frozen VLA.
 
-    :class:`~rlt_gym.vla.remote.client.RemoteVLA` gets tokens and chunks of many rows, openpi's clients the chunk of one.
+    :class:`~rlt_gym.vla.remote.client.RemoteVLA` gets tokens and chunks of many rows, openpi's clients one chunk.
 
     :param vla: The VLA.
     :param max_batch: Most rows of a request.
