@@ -179,6 +179,7 @@ class PolicyServer:
         self.host, self.port = host, int(self._server.socket.getsockname()[1])
         self._thread: threading.Thread | None = None
         self._serving = False
+        self._connections: set[Any] = set()
 
     def serve_forever(self) -> None:
         """Serve until :meth:`close` is called in another thread."""
@@ -202,6 +203,8 @@ class PolicyServer:
             self._server.shutdown()
         else:  # shutdown() would wait for the loop to end
             self._server.socket.close()
+        for connection in tuple(self._connections):  # which shutdown() closes by itself from websockets 17 on
+            connection.close(1001)
         if self._thread is not None:
             self._thread.join(timeout=10.0)
 
@@ -227,6 +230,7 @@ class PolicyServer:
         if not self._clients.acquire(blocking=False):
             connection.close(1013, f"There are {self._max_clients} clients already.")
             return
+        self._connections.add(connection)
         try:
             connection.send(self._greeting)
             for message in connection:
@@ -234,6 +238,7 @@ class PolicyServer:
         except ConnectionClosed:
             pass
         finally:
+            self._connections.discard(connection)
             self._clients.release()
 
     def _answer(self, message: str | bytes) -> str | bytes:
