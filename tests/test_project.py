@@ -114,7 +114,17 @@ def test_import_loads_neither_simulator_nor_torch(package):
     )
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert package in loaded
-    assert not loaded & {"libero", "robosuite", "mujoco", "torch", "stable_baselines3", "numba", "h5py"}
+    assert not loaded & {
+        "libero",
+        "robosuite",
+        "mujoco",
+        "torch",
+        "stable_baselines3",
+        "numba",
+        "h5py",
+        "websockets",
+        "msgpack",
+    }
 
 
 def test_constraints_meet_the_requirements():

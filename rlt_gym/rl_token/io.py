@@ -54,6 +54,12 @@ def load_rl_token(
     :return: The encoder in evaluation mode, without gradients.
     :raises ValueError: If the name is unknown, or the file missing, damaged, or another VLA's.
     """
+    no_tokens = getattr(vla, "no_tokens", None)
+    if vla is not None and no_tokens:
+        raise ValueError(
+            f"The VLA {vla.spec.name!r} gives no tokens ({no_tokens}), so there is no RL token of it: use it as a "
+            "reference only, or serve the policy with `rlt serve`."
+        )
     found = ENCODERS.find(rl_token) if isinstance(rl_token, str) else None
     if found is not None:
         entry, arguments = found

@@ -309,6 +309,14 @@ class FrozenVLA(Protocol):
         ...
 
 
+class VLAUnavailableError(ConnectionError):
+    """
+    A VLA that runs elsewhere cannot be reached.
+
+    What was played and learned before is good: a run saves it and can be resumed.
+    """
+
+
 def forward_seed(noise_seed: int, step: int) -> int:
     """
     Compute the seed that :meth:`FrozenVLA.forward` gets for a row.

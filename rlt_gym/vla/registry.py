@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Modules of this package that register VLAs on import. They are named, not imported: an adapter knows this module.
-MODULES = ("rlt_gym.vla.mini",)
+MODULES = ("rlt_gym.vla.mini", "rlt_gym.vla.remote")
 #: Entry-point group in which other packages name the modules that register theirs.
 GROUP = "rlt.vlas"
 
 VLAS = Registry("VLA", MODULES, GROUP)
-FORMATS = Registry("VLA file format", MODULES, GROUP)
+FORMATS = Registry("VLA file format", MODULES[:1], GROUP)
 _ENCODER_FOLDERS: dict[Path, None] = {}
 
 

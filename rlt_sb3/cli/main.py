@@ -52,6 +52,11 @@ COMMANDS = {
         "rlt_sb3.experiment.evaluate_run:evaluate_run",
         "evaluate a model of a run",
     ),
+    "serve": (
+        "rlt_sb3.experiment.serve:ServeConfig",
+        "rlt_sb3.experiment.serve:serve",
+        "serve a frozen VLA to training elsewhere, or the policy of a run to a robot",
+    ),
     "assets": (
         "rlt_gym.libero.assets.command:AssetsConfig",
         "rlt_gym.libero.assets.command:assets",

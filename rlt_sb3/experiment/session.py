@@ -9,6 +9,7 @@ import numpy as np
 from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.logger import KVWriter, Logger
 
+from rlt_gym.vla.base import VLAUnavailableError
 from rlt_sb3.callbacks.base import StatefulCallback
 from rlt_sb3.callbacks.budget import BudgetCallback
 from rlt_sb3.callbacks.checkpoint import RunCheckpointCallback
@@ -247,16 +248,21 @@ class Training:
         Train to the end of the budget.
 
         :raises KeyboardInterrupt: after a checkpoint, if the run was interrupted
+        :raises VLAUnavailableError: after a checkpoint, if the VLA runs elsewhere and cannot be reached any more
         """
         run, model, config = self.run, self.model, self.config
         run.progress.phase("training")
         try:
             left = config.total_chunks - model.num_timesteps
             if left > 0 and (self.budget.used < 1.0 or model.num_timesteps == 0):
-                model.learn(
-                    left, callback=CallbackList(list(self.callbacks.values())), log_interval=config.log_interval,
-                    reset_num_timesteps=False,
-                )  # fmt: skip
+                try:
+                    model.learn(
+                        left, callback=CallbackList(list(self.callbacks.values())), log_interval=config.log_interval,
+                        reset_num_timesteps=False,
+                    )  # fmt: skip
+                except VLAUnavailableError:  # the chunk that it could not see is lost, all before it is stored
+                    self.checkpoints.finish()
+                    raise
             try:
                 if self.selection.last < model.num_timesteps:
                     self.selection.run()

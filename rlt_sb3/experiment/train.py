@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlt_gym.vla.base import VLAUnavailableError
+from rlt_sb3.common.errors import RunError
 from rlt_sb3.common.fingerprint import check_run
 from rlt_sb3.evaluation.compare import Comparison, compare
 from rlt_sb3.evaluation.results import Evaluation
@@ -62,6 +64,7 @@ def train(config: TrainConfig) -> TrainResult:
         trained on other frozen weights than the environment's, before anything is played
     :raises CheckpointError: if a checkpoint cannot be written or read
     :raises KeyboardInterrupt: after saving, if interrupted
+    :raises RunError: after saving, if the frozen VLA runs elsewhere and cannot be reached any more
     """
     config.check()
     import torch
@@ -97,10 +100,10 @@ def train(config: TrainConfig) -> TrainResult:
             try:
                 result = _phases(run, checkpoint)
             except KeyboardInterrupt:
-                saved = resumable_checkpoints(files.path)
-                what = f"{saved[-1].chunks} chunks are saved" if saved else "nothing is trained yet"
-                progress.say(f"Interrupted, {what}; resume with: rlt train --resume {files.path}")
+                progress.say(f"Interrupted, {_how_to_go_on(files.path)}")
                 raise
+            except VLAUnavailableError as error:
+                raise RunError(f"{error} Then: {_how_to_go_on(files.path)}") from error
         finally:
             progress.close()
             env.close()
@@ -110,6 +113,12 @@ def train(config: TrainConfig) -> TrainResult:
     print(summary(run.data))
     print(f"\nEverything is in {files.path}; open {files.path / 'report.html'}")
     return result
+
+
+def _how_to_go_on(folder: Path) -> str:
+    saved = resumable_checkpoints(folder)
+    what = f"{saved[-1].chunks} chunks are saved" if saved else "nothing is trained yet"
+    return f"{what}; resume with: rlt train --resume {folder}"
 
 
 def _phases(run: Run, checkpoint: Checkpoint | None) -> TrainResult:

@@ -1,0 +1,197 @@
+"""``rlt serve``: a frozen VLA for training elsewhere, or the practiced policy of a run for a robot."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlt_gym.vla.remote import openpi
+from rlt_gym.vla.remote.protocol import KEY_VARIABLE, PORT
+from rlt_gym.vla.remote.server import PolicyServer, Service, VLAService
+from rlt_sb3.common.fingerprint import check_run, of_run
+from rlt_sb3.experiment.algorithms import get_algorithm
+from rlt_sb3.experiment.config import EnvConfig, load_config
+from rlt_sb3.experiment.evaluate_run import MODELS
+from rlt_sb3.experiment.models import as_predictor, load_model
+
+if TYPE_CHECKING:
+    from rlt_gym.rl_token.base import Encoder
+    from rlt_gym.vla.base import FrozenVLA
+    from rlt_sb3.evaluation.evaluate import Predictor
+
+
+@dataclass
+class ServeConfig:
+    """Serve a frozen VLA to training elsewhere, or the practiced policy of a run to openpi's clients.
+
+    Training names the VLA by ``--env.vla rlt://host:port``.
+
+    :param policy: frozen VLA, named as in ``--env.vla``, or the folder of a run
+    :param vla_kwargs: of a VLA: further arguments of whoever makes it; a run's are in its config.yaml
+    :param host: address to listen at; with another one than a loopback address, clients need the key
+    :param port: port to listen at; 0: any free one
+    :param key: what clients must send; None: the environment variable RLT_SERVE_KEY, which other users cannot read
+    :param device: torch device of the policy
+    :param model: of a run: "best", "last", or the path of a saved model
+    :param max_batch: of a VLA: most observations of one request
+    :param tokens_dtype: of a VLA: type in which tokens travel, "float16" or "float32"
+    :param max_mb: most megabytes (2**20 bytes) of one request
+    """
+
+    policy: str
+    vla_kwargs: dict[str, Any] | None = None
+    host: str = "127.0.0.1"
+    port: int = PORT
+    key: str | None = None
+    device: str = "cpu"
+    model: str = "best"
+    max_batch: int = 64
+    tokens_dtype: str = "float16"
+    max_mb: int = 64
+
+    def check(self) -> None:
+        """Refuse what cannot work, before anything is loaded.
+
+        :raises ValueError: names the setting, what was given and what is allowed
+        """
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be from 0 to 65535, got {self.port}.")
+        if self.max_mb < 1:
+            raise ValueError(f"max_mb must be at least 1, got {self.max_mb}.")
+
+
+def serve(config: ServeConfig) -> None:
+    """
+    Serve until interrupted.
+
+    :param config: what and where
+    :raises ValueError: for a policy that does not exist or does not fit, or an address that needs a key
+    :raises OSError: if the port is taken
+    """
+    config.check()
+    server = make_server(config)
+    try:
+        print(f"Serving {config.policy} at {server.host}:{server.port}; Ctrl-C ends it.", flush=True)
+        server.serve_forever()
+    finally:
+        server.close()
+
+
+def make_server(config: ServeConfig) -> PolicyServer:
+    """
+    Load what is served and open the port.
+
+    :param config: what and where
+    :return: the server; it answers once it is started
+    :raises ValueError: as :func:`serve`
+    """
+    from rlt_gym.vla.registry import load_vla
+
+    service: Service
+    max_bytes = config.max_mb << 20
+    if Path(config.policy).is_dir():
+        service = RunService(Path(config.policy), config.model, config.device)
+    else:
+        vla = load_vla(config.policy, config.device, config.vla_kwargs)
+        service = VLAService(vla, config.max_batch, max_bytes, config.tokens_dtype)
+    key = os.environ.get(KEY_VARIABLE) if config.key is None else config.key
+    return PolicyServer(service, config.host, config.port, key, max_bytes)
+
+
+class RunService:
+    """
+    The practiced policy of a run, VLA and RL token and actor, under openpi's protocol for LIBERO.
+
+    It plays what ``rlt eval`` plays.
+
+    :param run: folder of the run
+    :param model: "best", "last", or the path of a saved model
+    :param device: where VLA, RL token and actor run
+    :raises ValueError: if the folder is no run, if its environment is not LIBERO seen through a VLA, or if VLA or RL
+        token are not those that it was trained on
+    """
+
+    def __init__(self, run: Path, model: str = "best", device: str = "cpu") -> None:
+        from rlt_gym.rl_token.io import frozen_fingerprint
+
+        config = load_config(run / "config.yaml")
+        label = get_algorithm(config.algorithm).label
+        path = run / MODELS[model] if model in MODELS else Path(model)
+        if not path.is_file():
+            raise ValueError(f"There is no model {path}; model is 'best', 'last' or the path of a saved model.")
+        self.vla, self.encoder = _frozen(config.env, device)
+        fingerprint = frozen_fingerprint(self.vla, self.encoder)
+        check_run(run, of_run(run), fingerprint)
+        loaded = load_model(config.algorithm, path, device=device)
+        self._model: Predictor = as_predictor(config.algorithm, loaded)
+        shapes = {key: box.shape for key, box in loaded.observation_space.spaces.items()}
+        self.chunk_length, action_dim = shapes["vla_ref"]
+        self._state_dim = shapes["proprio"][0]
+        spec = self.vla.spec
+        if shapes["z_rl"] != (self.encoder.z_dim,) or action_dim != spec.action_dim or self.chunk_length > spec.horizon:
+            raise ValueError(f"{path} was trained on observations of the shapes {shapes}, which {spec.name!r} lacks.")
+        self._frame_size = spec.check_frame_size(config.env.image_size)
+        self._asked = 0
+        self.metadata = {
+            "protocol": "openpi",
+            "policy": f"{label} ({path.name}) of the run {run.name} on the VLA {spec.name}",
+            "chunk_length": self.chunk_length,
+            "action_dim": action_dim,
+            "frame_size": self._frame_size,
+            "fingerprint": dict(fingerprint),
+        }
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """
+        Play one observation.
+
+        :param request: an observation in openpi's form for LIBERO; ``seed`` beside it repeats a stochastic VLA's noise
+        :return: ``actions`` (C, d), ``state``, ``policy_timing``
+        :raises ValueError: if the observation has another form
+        """
+        from rlt_gym.vla.base import forward_seed
+
+        began, spec = time.perf_counter(), self.vla.spec
+        obs, task, seed = openpi.read_observation(request, spec.cameras, self._state_dim, self._frame_size)
+        self._asked += 1
+        seeds = [forward_seed(0, self._asked) if seed is None else seed]
+        output = self.vla.forward(obs, [task], seed=seeds).check(spec, 1)
+        features = {
+            "z_rl": self.encoder(output).float().cpu().numpy(),
+            "vla_ref": output.chunk[:, : self.chunk_length].cpu().numpy(),
+            "proprio": obs["state"],
+        }
+        actions, _ = self._model.predict(features, deterministic=True)
+        return openpi.reply(np.clip(actions[0], -1.0, 1.0), obs, began)
+
+
+def _frozen(env: EnvConfig, device: str) -> tuple[FrozenVLA, Encoder]:
+    """VLA and RL token of a run's environment, without its simulators."""
+    import gymnasium as gym
+
+    import rlt_gym  # noqa: F401  (registers the ids)
+    from rlt_gym.rl_token.io import load_rl_token
+    from rlt_gym.vla.registry import load_vla
+
+    given = env.make_kwargs()
+    if given.get("critical_phase") is not None:
+        raise ValueError("The run has a critical_phase, which only a simulator can tell: it cannot be served.")
+    try:
+        entry = gym.spec(env.id).vector_entry_point
+        entry = resolve_name(entry) if isinstance(entry, str) else entry
+        parameters = inspect.signature(entry).parameters  # type: ignore[arg-type]
+    except (gym.error.Error, TypeError, ValueError) as error:
+        raise ValueError(f"env.id {env.id!r} of the run cannot be found: {error}") from error
+    if not {"vla", "rl_token"} <= set(parameters):
+        raise ValueError(f"env.id {env.id!r} of the run has no frozen VLA and RL token of its own: nothing to serve.")
+    names = {key: given.get(key, parameters[key].default) for key in ("vla", "rl_token")}
+    vla = load_vla(names["vla"], device, given.get("vla_kwargs"))
+    return vla, load_rl_token(names["rl_token"], vla, device)
