@@ -90,6 +90,7 @@ class LeRobotVLA:
         self._settings |= {"layout": layout, "kind": kind, "dtype": dtype}
         self._orientation, self._gripper = orientation, Gripper(gripper)
         self._digest: str | None = None
+        self._max_tokens: int | None = None
         self._reader = _reader(self.policy, self._config, hook, layout, kind)
         self.spec = self._probe(max_batch, control_frequency)
 
@@ -157,6 +158,7 @@ class LeRobotVLA:
         seeds = [0] * rows if seed is None else [int(value) for value in seed]
         with torch.no_grad(), self._precision():
             reading = self._reader.read(self._pre(batch), seeds)
+        self._max_tokens = reading.max_tokens
         chunk = to_chunk(self._post(reading.actions.float()), gripper=self._gripper).to(self._device)
         return VLAOutput(reading.tokens, reading.mask, reading.kind, chunk)
 
@@ -181,7 +183,8 @@ class LeRobotVLA:
             square = frame.ndim == 4 and frame.shape[1] == frame.shape[2] >= size
             if frame.dtype != np.uint8 or not square or len(frame) != rows or frame.shape[3] != 3:
                 raise ValueError(
-                    f"{camera} is {frame.dtype} {frame.shape}; {self._name} reads uint8 ({rows}, S, S, 3) with S >= {size}."
+                    f"{camera} is {frame.dtype} {frame.shape}; {self._name} reads uint8 ({rows}, S, S, 3) with S >= "
+                    f"{size}."
                 )
             turned = np.ascontiguousarray(ORIENTATIONS[self._orientation](frame))
             picture = torch.tensor(turned, device=self._device).permute(0, 3, 1, 2).float()
@@ -201,14 +204,16 @@ class LeRobotVLA:
         if isinstance(self._reader, HookReader):
             others = [self.forward(obs, ["pick up the cup"], seed=[seed]) for seed in (1, 2)]
             stochastic = any(not torch.equal(other.chunk, output.chunk) for other in others)
-            self._reader.row_by_row = stochastic or language
+            self._reader.one_row = stochastic or language
+            max_batch = 1 if self._reader.one_row else max_batch
+            output = self.forward(obs, ["pick up the cup"], seed=[0])
         kinds = set(output.kind[output.mask].unique().tolist())
         return VLASpec(
             name=self._name,
             token_dim=output.tokens.shape[2],
             horizon=output.chunk.shape[1],
             action_dim=output.chunk.shape[2],
-            max_tokens=self._reader.max_tokens(output.tokens.shape[1]),
+            max_tokens=self._max_tokens,
             stochastic=bool(stochastic),
             cameras=tuple(self._features),
             image_size=max(self._sizes.values(), default=None),
@@ -250,8 +255,8 @@ def _features(config: Any, cameras: Mapping[str, str] | None) -> dict[str, str]:
     if unknown or missing:
         raise ValueError(
             f"A {config.type} policy with the pictures {', '.join(wanted) or 'none'} has no camera for "
-            f"{', '.join(missing) or 'none'} and is given {', '.join(unknown) or 'no others'}: name them with vla_kwargs "
-            "{cameras: {agentview: FEATURE, wrist: FEATURE}}."
+            f"{', '.join(missing) or 'none'} and is given {', '.join(unknown) or 'no others'}: name them with "
+            "vla_kwargs {cameras: {agentview: FEATURE, wrist: FEATURE}}."
         )
     if not config.action_feature or config.env_state_feature:
         raise ValueError(f"A {config.type} policy without actions, or with the state of a simulator, is no VLA.")

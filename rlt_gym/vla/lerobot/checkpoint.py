@@ -1,4 +1,4 @@
-"""What LeRobot's trainer saves (``pretrained_model``): where it is, its configuration, its policy with all its weights."""
+"""What LeRobot's trainer saves (``pretrained_model``): where it is, its configuration, its policy with its weights."""
 
 from __future__ import annotations
 
@@ -89,6 +89,8 @@ def read_config(
         if hasattr(config, name):
             setattr(config, name, False)
     if dtype is not None and isinstance(getattr(config, "dtype", None), str):
+        if dtype == "float16":
+            raise ValueError(f"A {config.type} policy calculates in float32 or bfloat16, got {dtype!r}.")
         config.dtype = dtype
     return config
 

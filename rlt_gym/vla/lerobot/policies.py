@@ -7,7 +7,7 @@ hook, or a method of one instance that is wrapped during the call, sees what the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,12 +25,14 @@ class Reading(NamedTuple):
     :param tokens: (B, M, H).
     :param mask: bool (B, M), True = valid.
     :param kind: uint8 (B, M), see :data:`~rlt_gym.vla.base.TOKEN_KINDS`.
+    :param max_tokens: Largest M of any batch, ``None`` if unknown.
     """
 
     actions: torch.Tensor
     tokens: torch.Tensor
     mask: torch.Tensor
     kind: torch.Tensor
+    max_tokens: int | None
 
 
 class Reader:
@@ -60,16 +62,7 @@ class Reader:
         :param seeds: One number per row.
         :return: Actions and tokens.
         """
-        raise NotImplementedError
-
-    def max_tokens(self, tokens: int) -> int | None:
-        """
-        Bound the number of tokens.
-
-        :param tokens: Number of tokens of one row that was just read.
-        :return: Most tokens of any batch, ``None`` if unknown.
-        """
-        return tokens
+        return self._read(batch, seeds)
 
     def noise(self, seeds: Sequence[int], *shape: int) -> torch.Tensor:
         """
@@ -82,9 +75,20 @@ class Reader:
         rows = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
         return torch.stack(rows).to(self.device)
 
-    def _reading(self, actions: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor, kinds: list[str]) -> Reading:
+    def _read(self, batch: dict[str, Any], seeds: Sequence[int]) -> Reading:
+        raise NotImplementedError
+
+    def _reading(
+        self,
+        actions: torch.Tensor,
+        tokens: torch.Tensor,
+        mask: torch.Tensor,
+        kinds: list[str],
+        max_tokens: int | None = None,
+    ) -> Reading:
         kind = torch.tensor([TOKEN_KINDS[name] for name in kinds], dtype=torch.uint8, device=mask.device)
-        return Reading(actions, tokens.detach(), mask, kind * mask.to(torch.uint8))
+        most = tokens.shape[1] if max_tokens is None else max_tokens
+        return Reading(actions, tokens.detach(), mask, kind * mask.to(torch.uint8), most)
 
 
 class ACTReader(Reader):
@@ -92,12 +96,11 @@ class ACTReader(Reader):
 
     stochastic = False
 
-    def read(self, batch: dict[str, Any], seeds: Sequence[int]) -> Reading:
+    def _read(self, batch: dict[str, Any], seeds: Sequence[int]) -> Reading:
         with outputs_of(self.policy.model.encoder) as outputs:
             actions = self.policy.predict_action_chunk(batch)
         tokens = outputs[0].transpose(0, 1)  # the encoder is sequence first
-        states = [self.config.robot_state_feature, self.config.env_state_feature]
-        kinds = ["pad", *("state" for feature in states if feature)]
+        kinds = ["pad", "state"] if self.config.robot_state_feature else ["pad"]
         kinds += ["image"] * (tokens.shape[1] - len(kinds))
         mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
         mask[:, 0] = False
@@ -108,24 +111,18 @@ class FlowReader(Reader):
     """
     SmolVLA, PI0, PI05: the language model's output for pictures, instruction and (SmolVLA) state.
 
-    The three fill the cache of the language model with one forward pass, whose output they throw away, and integrate the
-    actions' flow with it.
+    One forward pass fills the language model's cache, and its output is thrown away; here it is kept. With the cache
+    the actions' flow is integrated.
     """
 
-    #: Length of the instructions in the last batch, pads included.
-    words = 0
-
-    def read(self, batch: dict[str, Any], seeds: Sequence[int]) -> Reading:
+    def _read(self, batch: dict[str, Any], seeds: Sequence[int]) -> Reading:
         noise = self.noise(seeds, self.config.chunk_size, self.config.max_action_dim)
         with self._tapped() as found:
             actions = self.policy.predict_action_chunk(batch, noise=noise)
-        self.words = batch["observation.language.tokens"].shape[1]
+        longer = self.config.tokenizer_max_length - batch["observation.language.tokens"].shape[1]
         tokens, mask, kinds = found["tokens"], found["mask"], list(found["kinds"])
         kinds += ["state"] * (tokens.shape[1] - len(kinds))  # then perhaps pads, which are masked
-        return self._reading(actions, tokens, mask, kinds)
-
-    def max_tokens(self, tokens: int) -> int | None:
-        return tokens + max(0, self.config.tokenizer_max_length - self.words)
+        return self._reading(actions, tokens, mask, kinds, tokens.shape[1] + max(0, longer))
 
     @contextmanager
     def _tapped(self) -> Iterator[dict[str, Any]]:
@@ -165,7 +162,7 @@ class DiffusionReader(Reader):
     It reads ``n_obs_steps`` observations, and a VLA is given one: the robot is taken to have stood still before.
     """
 
-    def read(self, batch: dict[str, Any], seeds: Sequence[int]) -> Reading:
+    def _read(self, batch: dict[str, Any], seeds: Sequence[int]) -> Reading:
         diffusion, config = self.policy.diffusion, self.config
         noise = self.noise(seeds, config.horizon, config.action_feature.shape[0])
         # more noise is drawn while it is taken away; each row has a generator of its own, which goes on
@@ -216,23 +213,12 @@ class HookReader(Reader):
             near = [name for name in modules if name.count(".") <= hook.count(".") and name]
             raise ValueError(f"A {config.type} policy has no module {hook!r}; it has {', '.join(near[:12])}, ...")
         self.module, self.hook, self.layout, self.kind = modules[hook], hook, layout, kind
-        #: Rows that share a batch could be padded as the longest is, and draw their noise together.
-        self.row_by_row = False
-
-    def read(self, batch: dict[str, Any], seeds: Sequence[int]) -> Reading:
-        if not self.row_by_row:
-            return self._read(batch, seeds)
-        parts = [self._read(_rows(batch, i, len(seeds)), seeds[i : i + 1]) for i in range(len(seeds))]
-        fields = [[row for part in parts for row in field] for field in zip(*(part[1:] for part in parts), strict=True)]
-        return Reading(
-            torch.cat([part.actions for part in parts]),
-            *(torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) for rows in fields),
-        )
-
-    def max_tokens(self, tokens: int) -> int | None:
-        return None if self.row_by_row else tokens
+        #: Whether it may run one row at a time only: rows of one batch are padded and draw their noise together.
+        self.one_row = False
 
     def _read(self, batch: dict[str, Any], seeds: Sequence[int]) -> Reading:
+        if self.one_row and len(seeds) > 1:
+            raise ValueError(f"A {self.config.type} policy with a hook runs one row at a time (spec.max_batch is 1).")
         fill_queues(self.policy, batch)
         with outputs_of(self.module) as outputs, random_numbers(seeds[0], self.device):
             actions = self.policy.predict_action_chunk(batch)
@@ -240,13 +226,18 @@ class HookReader(Reader):
             raise ValueError(f"The module {self.hook!r} does not run when the policy acts: name another hook.")
         tokens = torch.cat([self._laid_out(output, len(seeds)) for output in outputs], dim=1)
         mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-        return self._reading(actions, tokens, mask, [self.kind] * tokens.shape[1])
+        reading = self._reading(actions, tokens, mask, [self.kind] * tokens.shape[1])
+        return reading._replace(max_tokens=None) if self.one_row else reading
 
     def _laid_out(self, output: Any, rows: int) -> torch.Tensor:
         from einops import EinopsError, rearrange
 
-        if not isinstance(output, torch.Tensor):
-            output = getattr(output, "last_hidden_state", output[0] if isinstance(output, tuple | list) else None)
+        if hasattr(output, "last_hidden_state"):  # of transformers
+            output = output.last_hidden_state
+        elif isinstance(output, tuple | list):
+            output = output[0]
+        elif isinstance(output, Mapping) and len(output) == 1:
+            output = next(iter(output.values()))
         if not isinstance(output, torch.Tensor):
             raise ValueError(f"The module {self.hook!r} does not give a tensor: name another hook.")
         layout = self.layout or {2: "b h -> b 1 h", 4: "b h y x -> b (y x) h"}.get(output.ndim, "b m h -> b m h")
@@ -323,8 +314,8 @@ def fill_queues(policy: Any, batch: dict[str, Any]) -> None:
     Let a policy that remembers observations remember this one only, as often as it reads.
 
     :param policy: LeRobot's policy.
-    :param batch: Of the pre-processor. It loses its empty entry for actions, and gets one for all pictures if the policy
-        wants it.
+    :param batch: Of the pre-processor. It loses its empty entry for actions, and gets one for all pictures if the
+        policy wants it.
     """
     from lerobot.policies.utils import populate_queues
     from lerobot.utils.constants import ACTION, OBS_IMAGES
@@ -337,12 +328,3 @@ def fill_queues(policy: Any, batch: dict[str, Any]) -> None:
     if OBS_IMAGES in queues:
         batch[OBS_IMAGES] = torch.stack([batch[key] for key in policy.config.image_features], dim=-4)
     policy._queues = populate_queues(queues, batch, exclude_keys=[ACTION])
-
-
-def _rows(batch: dict[str, Any], row: int, count: int) -> dict[str, Any]:
-    """One row of a batch."""
-    part = slice(row, row + 1)
-    return {
-        key: value[part] if isinstance(value, torch.Tensor | list | tuple) and len(value) == count else value
-        for key, value in batch.items()
-    }

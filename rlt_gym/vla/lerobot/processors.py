@@ -1,4 +1,4 @@
-"""The checkpoint's own pre- and post-processor: normalization, instructions as tokens, and back to the robot's units."""
+"""The checkpoint's own pre- and post-processor: normalization, tokens of instructions, actions in the robot's units."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def _check_statistics(folder: Path, config: Any, pre: Any, post: Any, trust_imag
                     wrong[key] = std
     if absent:
         raise ValueError(
-            f"{folder} has no statistics of {', '.join(sorted(absent))}, so nothing would be normalized: was it trained?"
+            f"{folder} has no statistics of {', '.join(sorted(absent))}, so nothing would be normalized: was it "
+            "trained?"
         )
     if wrong and not trust_image_stats:
         found = ", ".join(f"{std:.2g} of {key}" for key, std in sorted(wrong.items()))
