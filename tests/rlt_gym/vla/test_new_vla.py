@@ -18,7 +18,7 @@ from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_gym.vla import list_vlas, load_vla, register_vla, register_vla_format
 from rlt_gym.vla.registry import FORMATS, VLAS
 
-SHIPPED = ["mini", "mini-slow", "mini-spatial", "rlt:", "openpi:"]
+SHIPPED = ["mini", "mini-slow", "mini-spatial", "rlt:", "openpi:", "lerobot:"]
 
 
 @pytest.fixture(autouse=True)
