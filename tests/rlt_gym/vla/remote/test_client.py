@@ -20,7 +20,7 @@ from rlt_gym.rl_token.io import load_rl_token
 from rlt_gym.testing import FakeVLA
 from rlt_gym.vla import load_vla
 from rlt_gym.vla.base import FrozenVLA, VLASpec, VLAUnavailableError
-from rlt_gym.vla.conformance import check_vla_outputs
+from rlt_gym.vla.conformance import check_vla
 from rlt_gym.vla.remote.client import OpenPIVLA, RemoteVLA
 from rlt_gym.vla.remote.codec import pack, unpack
 from rlt_gym.vla.remote.server import PolicyServer, VLAService
@@ -53,7 +53,7 @@ def test_the_shipped_vla_on_real_shapes():
     obs["state"] = rng.normal(size=(3, 8)).astype(np.float32)
     with server_of(vla, tokens_dtype="float32") as server:
         remote = load_vla(f"rlt://127.0.0.1:{server.port}")
-        check_vla_outputs(remote, obs, TASKS[:3])
+        check_vla(remote, obs, TASKS[:3])
         there, here = remote.forward(obs, TASKS[:3]), vla.forward(obs, TASKS[:3])
         assert torch.equal(there.tokens, here.tokens) and torch.equal(there.chunk, here.chunk)
         # its own RL token belongs to it, by the fingerprint
@@ -73,7 +73,7 @@ def test_it_obeys_the_contract():
         assert isinstance(remote, FrozenVLA)
         assert remote.spec == vla.spec and isinstance(remote.spec, VLASpec)
         assert remote.fingerprint() == vla.fingerprint()
-        check_vla_outputs(remote, observations(5, size=16), TASKS)
+        check_vla(remote, observations(5, size=16), TASKS)
         assert remote.to("cpu") is remote and remote.device == torch.device("cpu")
 
 
