@@ -53,7 +53,7 @@ def test_the_shipped_vla_on_real_shapes():
     obs["state"] = rng.normal(size=(3, 8)).astype(np.float32)
     with server_of(vla, tokens_dtype="float32") as server:
         remote = load_vla(f"rlt://127.0.0.1:{server.port}")
-        check_vla(remote, obs, TASKS[:3])
+        check_vla(remote)
         there, here = remote.forward(obs, TASKS[:3]), vla.forward(obs, TASKS[:3])
         assert torch.equal(there.tokens, here.tokens) and torch.equal(there.chunk, here.chunk)
         # its own RL token belongs to it, by the fingerprint
