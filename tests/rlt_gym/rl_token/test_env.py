@@ -246,7 +246,7 @@ def test_factory_checks_before_any_process_starts(monkeypatch):
         make_rl_token_libero_vec(1, chunk_length=7, vla=CountingVLA(), rl_token=ReadingEncoder())
     with pytest.raises(ValueError, match="fingerprint"):
         make_rl_token_libero_vec(1, chunk_length=C, vla=CountingVLA(), rl_token=ReadingEncoder("0" * 64))
-    with pytest.raises(ValueError, match="allowed are .*'mini', 'mini-slow', 'mini-spatial'"):
+    with pytest.raises(ValueError, match=r"allowed are .*'mini', 'mini-slow', 'mini-spatial'"):
         make_rl_token_libero_vec(1, vla="maxi")
     for change, message in (
         ({"action_dim": 14}, "'counting' gives actions of 14 numbers, and the robot 'panda' takes 7"),
