@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 #: Why there is no RL token of a policy behind openpi's server.
-NO_TOKENS = "openpi's servers send actions and no hidden states; vla_kwargs {tokens: pictures} makes some of the pictures"
+NO_TOKENS = "openpi's servers send actions and no hidden states; vla_kwargs {tokens: pictures} takes the pictures'"
 
 
 class _Served:
