@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from rlt_gym.vla import VLASpec
-from rlt_gym.vla.hf import HFVLA, load_pretrained, load_processor, read_statistics
+from rlt_gym.vla.hf import HFVLA
+from rlt_gym.vla.pretrained import load_pretrained, load_processor, read_statistics
 from rlt_gym.vla.weights import load_weights
 
 #: The action query; its number of repetitions is the length of the chunk.

@@ -7,11 +7,8 @@ small class that says them: a subclass of :class:`HFVLA` with :meth:`HFVLA.promp
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -199,7 +196,7 @@ class HFVLA(nn.Module):
 
         :param seed: One number per row.
         :param shape: Of one row.
-        :return: Standard normal float32 (B, *shape).
+        :return: Standard normal float32, B rows of this shape.
         :raises ValueError: Without seeds.
         """
         if seed is None:
@@ -246,103 +243,3 @@ class HFVLA(nn.Module):
             }  # fmt: skip
             self._fingerprint = fingerprint(says, self.state_dict())
         return self._fingerprint
-
-
-def load_pretrained(
-    model_class: str, path: str | os.PathLike[str], device: torch.device | str = "cpu", dtype: str = "bfloat16"
-) -> Any:
-    """
-    Load a model of transformers strictly, straight onto its device.
-
-    ``from_pretrained`` itself fills missing tensors with random numbers and goes on.
-
-    :param model_class: Name of a class of transformers, e.g. ``"Qwen2_5_VLForConditionalGeneration"``.
-    :param path: A folder that ``save_pretrained`` wrote, or a name of the hub.
-    :param device: Device to run on.
-    :param dtype: Type of the weights, a name of torch's.
-    :return: The model in evaluation mode.
-    :raises ValueError: If the extra is missing, the class does not import, or a tensor is missing, surplus, or of
-        another shape.
-    :raises OSError: If there is no such model.
-    """
-    loader = hf_class(model_class)
-    place = {} if torch.device(device).type == "cpu" else {"device_map": device}  # needs accelerate
-    model, report = loader.from_pretrained(
-        path, dtype=getattr(torch, dtype), output_loading_info=True, ignore_mismatched_sizes=True, **place
-    )
-    problems = []
-    for what, key in (
-        ("missing", "missing_keys"),
-        ("surplus", "unexpected_keys"),
-        ("of another shape", "mismatched_keys"),
-    ):
-        found = report.get(key) or ()  # those of another shape come with both shapes
-        names = sorted(name if isinstance(name, str) else str(name[0]) for name in found)
-        if names:
-            problems.append(f"{what}: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if names[3:] else ""))
-    if problems:
-        raise ValueError(f"{path} does not fit {model_class}: its tensors are {'; '.join(problems)}.")
-    return model.eval()
-
-
-def load_processor(path: str | os.PathLike[str]) -> Any:
-    """
-    Load the processor of a vision-language model.
-
-    :param path: A folder that ``save_pretrained`` wrote, or a name of the hub.
-    :return: The processor, which pads at the left.
-    :raises ValueError: If the extra is missing.
-    :raises OSError: If there is no such processor.
-    """
-    processor = hf_class("AutoProcessor").from_pretrained(path)
-    processor.tokenizer.padding_side = "left"
-    return processor
-
-
-def hf_class(name: str) -> Any:
-    """
-    Import a class of transformers.
-
-    :param name: Its name.
-    :return: The class.
-    :raises ValueError: If it cannot be imported; says what to install.
-    """
-    try:
-        import transformers
-    except ImportError as error:
-        raise ValueError(f"A VLA of transformers needs the extra: pip install 'rlt[hf]' ({error}).") from error
-    try:
-        return getattr(transformers, name)
-    except (ImportError, AttributeError, RuntimeError) as error:
-        reason = f"transformers {transformers.__version__} has no {name} that can be imported"
-        try:
-            import torchvision  # noqa: F401
-        except (ImportError, RuntimeError) as other:
-            raise ValueError(
-                f"{reason}: torchvision does not fit torch {torch.__version__} ({str(other).splitlines()[0]}): "
-                "install the torchvision of this torch."
-            ) from error
-        raise ValueError(f"{reason} ({str(error).splitlines()[0]}): install another version.") from error
-
-
-def read_statistics(path: str | os.PathLike[str], key: str | None = None, epsilon: float = 0.0) -> Normalization:
-    """
-    Read the quantiles of the actions from OpenVLA's and Qwen-OFT's ``dataset_statistics.json``.
-
-    :param path: The file: ``{key: {"action": {"q01": [...], "q99": [...], "mask": [...]}}}``.
-    :param key: The data set (``unnorm_key``); ``None`` = the only one.
-    :param epsilon: What the checkpoint's code adds to ``q99 - q01`` (OpenVLA-OFT: 1e-8).
-    :return: The normalization.
-    :raises ValueError: If there are several data sets, not this one, or the file has another form.
-    """
-    try:
-        sets = json.loads(Path(path).read_text())
-        names = sorted(sets)
-        if key is None and len(names) == 1:
-            (key,) = names
-        if key not in names:
-            raise ValueError(f"{path} has statistics of {', '.join(names)}; unnorm_key must be one, got {key!r}.")
-        action = sets[key]["action"]
-        return Normalization.quantiles(action["q01"], action["q99"], action.get("mask") or (), epsilon)
-    except (OSError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} has no statistics of actions (q01, q99): {type(error).__name__} {error}.") from error

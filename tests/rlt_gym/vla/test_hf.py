@@ -17,7 +17,8 @@ from tiny_hf import HIGH, LOW, libero_frames, write_qwen_oft
 from rlt_gym.rl_token.io import load_rl_token
 from rlt_gym.testing import check_vla
 from rlt_gym.vla import VLASpec, load_vla
-from rlt_gym.vla.hf import HFVLA, hf_class, load_pretrained, read_statistics
+from rlt_gym.vla.hf import HFVLA
+from rlt_gym.vla.pretrained import hf_class, load_pretrained, load_processor, read_statistics
 
 sys.path.append(str(Path(__file__).parents[3] / "examples" / "vlas"))
 import qwen_oft
@@ -157,6 +158,13 @@ def test_what_cannot_be_loaded(checkpoint, tmp_path, monkeypatch):
         qwen(path, unnorm_key="a")
     with pytest.raises(ValueError, match="no statistics of actions"):
         read_statistics(checkpoint / "config.json", "text_config")
+    (path / "model.safetensors").write_bytes(b"not weights")
+    for read in (lambda: load_pretrained("Qwen2_5_VLForConditionalGeneration", path), lambda: load_processor(tmp_path)):
+        with pytest.raises(
+            ValueError, match=r"has no (weights of Qwen2_5_VLForConditionalGeneration|processor): "
+        ) as caught:
+            read()
+        assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="has no NoSuchModel that can be imported"):
         load_pretrained("NoSuchModel", checkpoint)
     monkeypatch.setitem(sys.modules, "transformers", None)
