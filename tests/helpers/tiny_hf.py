@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 try:
     import torchvision  # noqa: F401
 except ImportError:
@@ -27,7 +27,6 @@ except RuntimeError:
 
 try:
     from transformers import (
-        PreTrainedTokenizerFast,
         Qwen2_5_VLConfig,
         Qwen2_5_VLForConditionalGeneration,
         Qwen2_5_VLProcessor,
@@ -37,6 +36,7 @@ try:
 except (ImportError, RuntimeError) as error:
     pytest.skip(f"transformers cannot import Qwen2.5-VL here: {error}", allow_module_level=True)
 
+NEW = int(transformers.__version__.split(".")[0]) >= 5
 QUERY = "🔍"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
            "<|video_pad|>", QUERY]  # fmt: skip
@@ -54,7 +54,8 @@ def bytewise_tokenizer(special, **kwargs):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(special)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **kwargs)
+    name = "PreTrainedTokenizerFast" if NEW else "Qwen2TokenizerFast"  # the older processor wants its own
+    return getattr(transformers, name)(tokenizer_object=tokenizer, **kwargs)
 
 
 def write_qwen_oft(path, head, horizon=4, mask=MASK, seed=0):
@@ -76,7 +77,9 @@ def write_qwen_oft(path, head, horizon=4, mask=MASK, seed=0):
             "vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024,
             "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.1,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+            "rope_parameters" if NEW else "rope_scaling": {
+                "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3],
+            },
         },
         vision_config={
             "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64,
