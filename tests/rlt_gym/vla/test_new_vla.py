@@ -256,8 +256,8 @@ def test_a_vla_that_is_on_the_device_is_not_moved(monkeypatch):
     env = RLTokenVectorEnv(FakeLiberoVectorEnv(1, chunk_length=4), vla, MeanToken(12), device="meta")
     assert env.vla is vla
     monkeypatch.setattr("rlt_gym.libero.vector_env.LiberoVectorEnv", FakeLiberoVectorEnv)
-    assert make_rl_token_libero_vec(1, vla=vla, rl_token="mean", device="meta").vla is vla
     vla.device = torch.device("cpu")
+    assert make_rl_token_libero_vec(1, vla=vla, rl_token="mean", device="cpu").vla is vla
     assert load_vla(vla, torch.device("cpu")) is load_vla(vla) is vla
 
 
@@ -293,7 +293,7 @@ def test_an_encoder_of_ones_own():
         np.testing.assert_array_equal(obs["z_rl"], obs["proprio"])
     with pytest.raises(ValueError, match="other width"):
         load_rl_token("first", FakeVLA())
-    with pytest.raises(ValueError, match="Unknown RL token 'frist': allowed are 'auto', 'mean', 'first', the path"):
+    with pytest.raises(ValueError, match="'frist': allowed are 'auto', 'mean', 'none', 'first', the path"):
         load_rl_token("frist", vla)
     with pytest.raises(ValueError, match=r"rl_token is a ToyVLA; .* it lacks z_dim, check_vla, __call__"):
         load_rl_token(vla, vla)
