@@ -152,7 +152,7 @@ class BenchmarkResult:
         }
         header = {key: data[key] for key in (*SAME, *NOTED)}
         shard = tuple(data["shard"]) if "shard" in data else None
-        return cls(header, shard, rows, instructions, dict(data["films"]))  # type: ignore[arg-type]
+        return cls(header, shard, rows, instructions, dict(data["films"]))
 
 
 def _summary(evaluation: Evaluation) -> dict[str, Any]:

@@ -61,13 +61,11 @@ def compare_files(config: CompareConfig) -> Comparison:
     pairs = {key: (outcomes[0][key], outcomes[1][key]) for key in common}
     comparisons = {suite: _compare([pair for key, pair in pairs.items() if key[0] == suite]) for suite in suites}
     whole = _compare(list(pairs.values()))
-    lines = [
-        f"first:  {first.header['policy']} ({config.first})",
-        f"second: {second.header['policy']} ({config.second})",
-    ]
+    sides = (("first", first, config.first), ("second", second, config.second))
+    lines = [f"{side:<16} {result.header['policy']} ({name})" for side, result, name in sides]
     if different:
         lines.append(f"DIFFERENT PROTOCOLS: {different}")
-    for result, name in ((first, config.first), (second, config.second)):
+    for _, result, name in sides:
         alone = sum(map(len, result.rows.values())) - len(common)
         if alone:
             lines.append(f"left out: {alone} states that only {name} has")
@@ -75,7 +73,7 @@ def compare_files(config: CompareConfig) -> Comparison:
         n = entry.fixed + entry.broken + entry.both + entry.neither
         lines.append(
             f"{name:<16} {entry.broken + entry.both}/{n} -> {entry.fixed + entry.both}/{n}: {entry.fixed} fixed, "
-            f"{entry.broken} broken, {entry.both} both, {entry.neither} neither; McNemar's exact p = {entry.p_value:.2g}"
+            f"{entry.broken} broken, {entry.both} both, {entry.neither} neither; McNemar p = {entry.p_value:.2g}"
         )
     print("\n".join(lines))
     if config.out is not None:

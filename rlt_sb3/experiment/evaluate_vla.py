@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: Packages whose versions decide what a policy does; those that are not installed are left out.
 PACKAGES = (
-    "rlt", "torch", "numpy", "mujoco", "robosuite", "hf-libero", "gymnasium", "lerobot", "transformers", "openpi-client",
+    "rlt", "torch", "numpy", "mujoco", "robosuite", "hf-libero", "gymnasium", "lerobot", "transformers",
 )  # fmt: skip
 #: Simulators if ``num_envs`` is not given.
 NUM_ENVS = 4
@@ -99,7 +99,7 @@ def write_result(path: Path, result: BenchmarkResult, folders: Sequence[Path] = 
 
 
 def _header_without_vla(config: EvalConfig) -> dict[str, Any]:
-    """What can be checked before the VLA is loaded."""
+    """Make what can be checked before the VLA is loaded."""
     from rlt_gym.libero.assets.resolve import resolve_assets
     from rlt_gym.libero.suites.protocols import FOUR_SUITES, get_protocol
     from rlt_gym.libero.suites.tasks import get_tasks
@@ -137,7 +137,7 @@ def _header_without_vla(config: EvalConfig) -> dict[str, Any]:
 
 
 def _header_of_vla(config: EvalConfig, vla: FrozenVLA, header: dict[str, Any]) -> dict[str, Any]:
-    """What follows from the VLA and the protocol together."""
+    """Make what follows from the VLA and the protocol together."""
     from rlt_gym.libero.robot import PANDA
 
     stated, spec, assets = header["protocol"], vla.spec, header["assets"]["kind"]

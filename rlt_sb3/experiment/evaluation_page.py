@@ -31,7 +31,7 @@ def stated(result: BenchmarkResult) -> dict[str, str]:
         + (" (LIBERO has 50, the others are sampled from its placement regions)" if episodes > 50 else ""),
         "replanning": f"every {played['chunk_length']} of {result.header['vla']['horizon']} control steps",
         "pictures": f"{played['image_size']} x {played['image_size']}, {played['render']}, {played['assets']} assets",
-        "seed of the policy's noise": f"{protocol['seed']}" if result.header["vla"]["stochastic"] else "none: no noise",
+        "noise": f"seed {protocol['seed']}" if result.header["vla"]["stochastic"] else "none",
     }
 
 
