@@ -275,7 +275,7 @@ def test_forms_of_the_command_line():
         "--run=r", "--all_checkpoints=true", "--num_envs", "3",
     ]  # fmt: skip
     assert normalize(EvalConfig, ["--beside-vla", "false", "--out", "o", "r"]) == [
-        "--beside_vla", "false", "--out=o", "--run=r",
+        "--beside_vla=false", "--out=o", "--run=r",
     ]  # fmt: skip
     assert normalize(EvalConfig, ["--merge", "a", "b", "--out", "c"]) == ['--merge=["a", "b"]', "--out=c"]
     assert normalize(EvalConfig, ["r", "--tasks", "3,5", "8"]) == ["--run=r", "--tasks=[3,5,8]"]
