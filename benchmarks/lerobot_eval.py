@@ -3,8 +3,9 @@
     python benchmarks/lerobot_eval.py lerobot:FOLDER --suite libero_goal --tasks 1 6 --states 5 [--json FILE]
 
 Both sides play the same initial states with pictures of the same size and kind, one simulator each, in processes of
-their own that take turns task by task. LeRobot's side is ``lerobot.scripts.lerobot_eval.rollout`` with its ``LiberoEnv``
-and processors, whatever version is installed. Two things are set from outside, so that the states are the same:
+their own that take turns task by task. LeRobot's side is ``lerobot.scripts.lerobot_eval.rollout`` with its own
+``LiberoEnv`` and processors, whatever version is installed. Two things are set from outside, so that the states are
+the same:
 
 - the number of the initial state (LeRobot 0.4.4 resets the simulator a second time after a success, and so skips the
   state that would come next);
