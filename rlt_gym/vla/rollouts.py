@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,7 @@ def play_episodes(
     split: str = "eval",
     seed: int = 0,
     frames: bool = False,
+    on_chunk: Callable[[], None] | None = None,
 ) -> Iterator[PlayedEpisode]:
     """
     Play listed initial states, each once; whichever simulator is free takes the next one.
@@ -59,6 +60,7 @@ def play_episodes(
     :param split: Set of initial states.
     :param seed: Seed for the noise of a stochastic VLA.
     :param frames: Keep pictures of the episodes: those that the VLA sees, so that they cost no time.
+    :param on_chunk: Called after every chunk; it may raise, to stop.
     :return: The episodes as they end.
     :raises ValueError: If VLA and environment do not fit, or the environment plays other episodes.
     """
@@ -91,6 +93,8 @@ def play_episodes(
         inputs = {key: obs[key] for key in vla.spec.cameras} | {"state": obs["proprio"]}
         actions = run_vla(vla, inputs, infos["instruction"].tolist(), seeds).chunk[:, :length].cpu().numpy()
         obs, _, terminations, truncations, infos = env.step(actions)
+        if on_chunk is not None:
+            on_chunk()
         for index in range(env.num_envs):
             chunks[index] += 1
         for index in np.flatnonzero(terminations | truncations).tolist():

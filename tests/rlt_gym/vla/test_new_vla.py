@@ -327,7 +327,7 @@ def test_a_run_with_a_class_of_ones_own_is_trained_and_evaluated(monkeypatch, tm
     import yaml
     from run_helpers import quick
 
-    from rlt_sb3.experiment.config import EvalConfig
+    from rlt_sb3.experiment.eval_config import EvalConfig
     from rlt_sb3.experiment.evaluate_run import evaluate_run
     from rlt_sb3.experiment.train import train
 
