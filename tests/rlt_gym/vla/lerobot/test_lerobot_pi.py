@@ -74,3 +74,8 @@ def test_weights_that_are_missing_are_never_random(checkpoint, tmp_path):
         save_file({key.removeprefix("model."): value for key, value in state.items()}, copy / "model.safetensors")
         for name, value in load_vla(f"lerobot:{copy}").policy.state_dict().items():
             assert torch.equal(value, state[name]), name
+        if kind == "pi05":  # LeRobot leaves this one out with a warning, if the model has no place for it
+            more = {"paligemma_with_expert.gemma_expert.model.norm.weight": torch.zeros(32)}
+            save_file({**state, **more}, copy / "model.safetensors")
+            with pytest.raises(ValueError, match=r"surplus: paligemma_with_expert\.gemma_expert\.model\.norm\.weight"):
+                load_vla(f"lerobot:{copy}")
