@@ -49,7 +49,9 @@ def make_act(folder, cameras=CAMERAS, stats=None, **settings):
     small = {"chunk_size": 8, "n_action_steps": 8, "dim_model": 32, "n_heads": 2, "dim_feedforward": 64}
     small |= {"n_encoder_layers": 1, "n_decoder_layers": 1, "use_vae": False, "pretrained_backbone_weights": None}
     config = ACTConfig(device="cpu", push_to_hub=False, **features(cameras), **{**small, **settings})
-    return save(ACTPolicy(config), folder, statistics(cameras) if stats is None else stats)
+    policy = ACTPolicy(config)
+    policy.model.action_head.bias.data.copy_(torch.linspace(-1.8, 1.8, ACTION))  # normalized actions go beyond 1
+    return save(policy, folder, statistics(cameras) if stats is None else stats)
 
 
 def make_diffusion(folder, **settings):
@@ -59,7 +61,8 @@ def make_diffusion(folder, **settings):
     torch.manual_seed(0)
     small = {"n_obs_steps": 2, "horizon": 16, "n_action_steps": 8, "crop_shape": (56, 56), "down_dims": (16, 32)}
     small |= {"spatial_softmax_num_keypoints": 8, "diffusion_step_embed_dim": 16, "n_groups": 4}
-    small |= {"num_train_timesteps": 5, "kernel_size": 3}
+    small |= {"num_train_timesteps": 5, "kernel_size": 3, "pretrained_backbone_weights": None, "use_group_norm": True}
+    small |= {"use_separate_rgb_encoder_per_camera": False}
     config = DiffusionConfig(device="cpu", push_to_hub=False, **features(), **{**small, **settings})
     return save(DiffusionPolicy(config), folder, statistics())
 
@@ -137,3 +140,26 @@ def make_smolvla(folder, backbone=None, **settings):
         device="cpu", push_to_hub=False, vlm_model_name=str(backbone), **features(), **{**small, **settings}
     )
     return save(SmolVLAPolicy(config), folder, statistics())
+
+
+def other_policy():
+    """
+    A type of policy that rlt does not know: its noise comes from torch's own generator, its instructions are padded.
+
+    :return: Its classes of configuration and policy, registered with LeRobot.
+    """
+    import other_lerobot_policy
+
+    return other_lerobot_policy.OtherConfig, other_lerobot_policy.OtherPolicy
+
+
+def make_other(folder, **settings):
+    from lerobot.policies.act.processor_act import make_act_pre_post_processors
+
+    config_class, policy_class = other_policy()
+    torch.manual_seed(0)
+    policy = policy_class(config_class(device="cpu", push_to_hub=False, **features(), **settings))
+    policy.save_pretrained(folder)
+    for pipeline in make_act_pre_post_processors(policy.config, statistics()):
+        pipeline.save_pretrained(folder)
+    return Path(folder)
