@@ -4,12 +4,14 @@
 
 Both sides play the same initial states with pictures of the same size and kind, one simulator each, in processes of
 their own that take turns task by task. LeRobot's side is ``lerobot.scripts.lerobot_eval.rollout`` with its own
-``LiberoEnv`` and processors, whatever version is installed. Two things are set from outside, so that the states are
-the same:
+``LiberoEnv`` and processors, whatever version is installed. Three things are set from outside, so that the states
+are the same:
 
 - the number of the initial state (LeRobot 0.4.4 resets the simulator a second time after a success, and so skips the
   state that would come next);
-- the seed of the simulator, which places the fixtures: the one that this package uses for this state.
+- the seed of the simulator, which places the fixtures: the one that this package uses for this state;
+- the list from which LIBERO draws joints before it places the fixtures: LIBERO makes it longer at every reset, so that
+  the places would depend on the number of resets before.
 
 Compared are success and control steps of every state, and control steps per second of CPU time (user and system,
 children included), less that of the policy with its processors, and without the start of the simulators.
@@ -116,8 +118,12 @@ class LeRobot:
         seeds = [episode_seed(get_task(self._args.suite, task), "eval", state) for state in range(self._args.states)]
         outcomes = []
         self.started = cpu_seconds(), self.clock.seconds
+        problem = env.envs[0].unwrapped._env.env
+        initializers = problem.object_property_initializers
+        initializers = initializers[: len(initializers) // 2]  # LIBERO has loaded its model twice by now
         for state, seed in enumerate(seeds):
             env.envs[0].unwrapped.init_state_id = state
+            problem.object_property_initializers = list(initializers)
             data = rollout(env, self._policy, *self._env_processors, self._pre, self._post, seeds=[seed])
             outcomes.append((bool(data["success"].any()), int(data["action"].shape[1])))
         self.ended = cpu_seconds(), self.clock.seconds

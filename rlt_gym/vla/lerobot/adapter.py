@@ -187,7 +187,8 @@ class LeRobotVLA:
                     f"{size}."
                 )
             turned = np.ascontiguousarray(ORIENTATIONS[self._orientation](frame))
-            picture = torch.tensor(turned, device=self._device).permute(0, 3, 1, 2).float()
+            # LeRobot's own layout: another one has the same numbers, but convolutions round differently
+            picture = torch.tensor(turned, device=self._device).permute(0, 3, 1, 2).contiguous().float()
             if frame.shape[1] != size:
                 picture = interpolate(picture, (size, size), mode="area").round()
             pictures[key] = picture / 255.0

@@ -332,3 +332,11 @@ def test_on_libero(tmp_path, monkeypatch):
         env.close()
     assert whole["suites"]["libero_goal"]["rows"] == rows
     assert {row["success"] for row in rows} == {True, False}
+
+
+def test_the_mean_of_suites_gives_each_the_same_weight():
+    header = {"policy": "x", "tasks": {"a": [0], "b": [0, 1]}, "episodes": 2}
+    result = BenchmarkResult(header)
+    for place in result.places:
+        result.add(place, "do it", place.suite == "a" or place.pair == 0, 5, 1)
+    assert [suite.rate for suite in result.suites.values()] == [1.0, 0.25] and result.mean_of_suites == 0.625
