@@ -4,7 +4,7 @@ Demonstrations of LIBERO in LeRobot's dataset format, versions 2 and 3 (a folder
 :data:`COLUMNS` has the column names of published conversions of LIBERO. Row ``t`` is the observation *before* action
 ``t``. State and actions have LIBERO's units; some conversions code the gripper otherwise, see
 :class:`~rlt_gym.core.gripper.Gripper`. Pictures stand upright: they are LIBERO's pictures turned by 180 degrees.
-Reading needs the extra ``lerobot``, which installs pyarrow; the package ``lerobot`` is not needed.
+Reading needs the extra ``datasets``, which installs pyarrow; the package ``lerobot`` is not needed.
 """
 
 import io
@@ -48,7 +48,7 @@ def _parquet() -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise ValueError("LeRobot datasets need pyarrow: pip install 'rlt[lerobot]'.") from error
+        raise ValueError("LeRobot datasets need pyarrow: pip install 'rlt[datasets]'.") from error
     return pyarrow.parquet
 
 

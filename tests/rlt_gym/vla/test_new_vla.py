@@ -146,7 +146,7 @@ def test_unknown_schemes_and_missing_packages_are_one_line():
     ):
         load_vla("openpi://host:8000")
     register_vla("hub:", "toy_vla:ToyVLA")
-    for name in ("openpi://host:8000", "lerobot:lerobot/smolvla_base", "lerobot:act", "lerobot:~/out/pretrained_model"):
+    for name in ("openpi://host:8000", "gr00t:nvidia/gr00t", "gr00t:act", "gr00t:~/out/pretrained_model"):
         with pytest.raises(ValueError, match=f"Unknown VLA '{name}': no such scheme .*schemes: 'hub:'\\)") as caught:
             load_vla(name)
         assert "\n" not in str(caught.value)
