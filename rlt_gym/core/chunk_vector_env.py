@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,13 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rlt_gym.core.chunk_info import chunk_info, inner_info
+from rlt_gym.core.chunk_info import Observation, Played, chunk_info, inner_info
 from rlt_gym.core.episodes import Episode, EpisodeSequence
 from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
 from rlt_gym.workers.named import checked_int
 
-Observation = dict[str, np.ndarray]
 Infos = dict[str, Any]
 
 
@@ -35,27 +34,6 @@ class Task:
 
     task_id: int
     instruction: str
-
-
-@dataclass
-class Played:
-    """
-    What a chunk did in one environment.
-
-    :param observation: The one after the last executed control step.
-    :param step_rewards: float32 (k,), rewards of the executed control steps, 1 <= k <= C.
-    :param success: Whether the task is solved, which ends chunk and episode.
-    :param inner: Observations at those of the control steps s, 2s, ... < C that lie before step k, in order.
-    :param reported: What the hooks reported about the chunk, see :meth:`rlt_gym.workers.hooks.WorkerHooks.end_chunk`.
-    :param frames: If the environment is filmed, the frames after control steps 1 to k - 1.
-    """
-
-    observation: Observation
-    step_rewards: np.ndarray
-    success: bool
-    inner: Sequence[Observation] = ()
-    reported: dict[str, Any] = field(default_factory=dict)
-    frames: Sequence[np.ndarray] = ()
 
 
 class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
@@ -188,6 +166,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         self._asked = np.zeros((self.num_envs, self.chunk_length, robot.action_size), dtype=np.float32)
         self._observations: list[Observation] = [{} for _ in range(self.num_envs)]
         self._dones = np.zeros(self.num_envs, dtype=bool)
+        #: Environments that a list of episodes has left without one.
+        self._idle: set[int] = set()
         #: Environments that are drawn at every control step, see :meth:`film`.
         self._filmed: frozenset[int] = frozenset()
         #: How often the simulator of each env was replaced.
@@ -286,20 +266,26 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
             ``None`` (or a list of it) keeps the present one.
         :param options: ``init_states`` switches the split; ``reset_mask`` (bool (num_envs,)) resets a part;
             ``shard`` (k, n) leaves, from this full reset to the next one, only the episodes k, k + n, k + 2n, ... of
-            the sequence, so that n environments can divide an evaluation among them. Others, which libraries pass
-            to every environment (Minari's ``minari_autoseed``), are ignored with a warning.
+            the sequence, so that n environments can divide an evaluation among them; ``episodes``, a list of
+            (task_id, initial state), takes the sequence's place: whichever environment is free plays the next one.
+            Once all are given out, an environment without one idles: it keeps its last observation, and its actions
+            are ignored (reward 0, both flags false, ``chunk_steps`` 0). Others, which libraries pass to every
+            environment (Minari's ``minari_autoseed``), are ignored with a warning.
         :return: Observations and infos of all environments; where a part is reset, infos of that part.
         :raises ValueError: A bad seed or option; the environments are untouched.
         :raises gymnasium.error.ClosedEnvironmentError: The environment was closed.
         """
         self._check_open()
-        mask, split, shard = self.sequence.checked_options(options)
+        mask, split, shard, episodes = self.sequence.checked_options(options, [task.task_id for task in self.tasks])
         if any(episode is None for env, episode in enumerate(self.episodes) if not mask[env]):
             raise ValueError(f"reset_mask must select all environments in the first reset, got {mask!r}")
         seed = self.sequence.base_seed(seed)
         super().reset(seed=seed)
         if mask.all():
             self.sequence.restart(split, seed, shard)
+            self._idle.clear()
+            if episodes is not None:
+                self.sequence.play_list(episodes)
         elif seed is not None:
             self.sequence.reseed(seed)
         envs = np.flatnonzero(mask).tolist()
@@ -310,10 +296,19 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         return self._batch(), infos
 
     def _begin_episodes(self, envs: Sequence[int]) -> None:
+        begun = []
         for env in envs:
-            episode = self.episodes[env] = self.sequence.next(env)
+            episode = self.sequence.next(env)
+            if episode is None:  # of a list
+                self._idle.add(env)
+                self._dones[env] = False
+                if self.episodes[env] is not None:
+                    continue
+                episode = replace(self._episode(envs[0]))  # it has never played: something must be seen of it
+            self.episodes[env] = episode
             episode.noise_seed = self.sequence.noise_seed(episode, self.tasks[episode.task_index].task_id)
-        for env, (observation, reported) in self._start_episodes(envs).items():
+            begun.append(env)
+        for env, (observation, reported) in self._start_episodes(begun).items() if begun else ():
             self._observations[env], self._reported[env], self._dones[env] = observation, reported, False
 
     # ------------------------------------------------------------------ steps
@@ -348,14 +343,16 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         begun = np.flatnonzero(self._dones).tolist()  # under NEXT_STEP; their actions are ignored
         if begun:
             self._begin_episodes(begun)
-        left = {env: self._horizon(env) - self._episode(env).steps for env in range(self.num_envs) if env not in begun}
+        resting = self._idle.union(begun)
+        active = [env for env in range(self.num_envs) if env not in resting]
+        left = {env: self._horizon(env) - self._episode(env).steps for env in active}
         played = self._play({env: array[env, : left[env]] for env in left}) if left else {}
         rewards = np.zeros(self.num_envs, dtype=np.float64)
         terminations = np.zeros(self.num_envs, dtype=bool)
         truncations = np.zeros(self.num_envs, dtype=bool)
         step_infos = []
         for env in range(self.num_envs):
-            if env in begun:
+            if env in resting:
                 step_infos.append(self._info(env))
                 continue
             if env not in played:

@@ -42,7 +42,8 @@ class EncodeDemosConfig:
         :func:`encode_demos` itself.
     :param vla_kwargs: Further arguments of whoever makes this VLA.
     :param rl_token: RL-token encoder: "auto" (the shipped one of the VLA), "mean" (the mean of the VLA's picture
-        tokens), or the path of a file that ``rlt pretrain-token`` wrote.
+        tokens), "none" (a single zero, for a VLA that gives no tokens), or the path of a file that ``rlt
+        pretrain-token`` wrote.
     :param chunk_length: Control steps per row, that of the environment to train in.
     :param stride: Control steps from the beginning of a row to that of the next; must divide ``chunk_length``.
     :param instructions: Only the demonstrations of these tasks, in this order for ``task_ids``; ``None`` = all.

@@ -53,9 +53,14 @@ COMMANDS = {
         "frozen VLA evaluated, RL-token policy trained online, evaluated on the same states, report",
     ),
     "eval": (
-        "rlt_sb3.experiment.config:EvalConfig",
-        "rlt_sb3.experiment.evaluate_run:evaluate_run",
-        "evaluate a model of a run",
+        "rlt_sb3.experiment.eval_config:EvalConfig",
+        "rlt_sb3.experiment.evaluate:evaluate",
+        "evaluate a model of a run, or any frozen policy on LIBERO's suites",
+    ),
+    "compare": (
+        "rlt_sb3.experiment.eval_config:CompareConfig",
+        "rlt_sb3.experiment.evaluate:compare_files",
+        "compare two evaluations state by state",
     ),
     "serve": (
         "rlt_sb3.experiment.serve:ServeConfig",

@@ -103,9 +103,11 @@ class ForeignVLA(torch.nn.Module):
         return hashlib.sha256(f"foreign {self.spec.cameras} {self.spec.state_dim}".encode()).hexdigest()
 
 
-def libero_vla(device="cpu", max_batch=3):
+class LiberoForeignVLA(ForeignVLA):
     """The same for LIBERO's robot."""
-    return ForeignVLA(device, PANDA, max_batch)
+
+    def __init__(self, device="cpu", max_batch=3):
+        super().__init__(device, PANDA, max_batch)
 
 
 class JointedEnv(InProcessVectorEnv):

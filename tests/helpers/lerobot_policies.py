@@ -61,7 +61,8 @@ def make_diffusion(folder, **settings):
     torch.manual_seed(0)
     small = {"n_obs_steps": 2, "horizon": 16, "n_action_steps": 8, "crop_shape": (56, 56), "down_dims": (16, 32)}
     small |= {"spatial_softmax_num_keypoints": 8, "diffusion_step_embed_dim": 16, "n_groups": 4}
-    small |= {"num_train_timesteps": 5, "kernel_size": 3}
+    small |= {"num_train_timesteps": 5, "kernel_size": 3, "pretrained_backbone_weights": None, "use_group_norm": True}
+    small |= {"use_separate_rgb_encoder_per_camera": False}
     config = DiffusionConfig(device="cpu", push_to_hub=False, **features(), **{**small, **settings})
     return save(DiffusionPolicy(config), folder, statistics())
 

@@ -208,4 +208,4 @@ def short(error: BaseException) -> str:
     :return: Its message in one line.
     """
     text = " ".join(str(error).split())
-    return text if len(text) < 300 else f"{text[:300]}..."
+    return text if len(text) < 200 else f"{text[:200]}..."

@@ -45,7 +45,11 @@ def load_processors(
             config, str(folder), preprocessor_overrides=before, postprocessor_overrides=after
         )
     except (OSError, KeyError, TypeError, ValueError, ImportError, SafetensorError) as error:
-        raise ValueError(f"The processors in {folder} cannot be loaded ({short(error)}).") from error
+        found = "" if tokenizer is None else f" with the tokenizer {tokenizer['tokenizer_name']!r}"
+        raise ValueError(
+            f"The processors in {folder} cannot be loaded{found} ({short(error)}); a tokenizer that is elsewhere is "
+            "named with vla_kwargs {backbone: FOLDER}."
+        ) from error
     _check_statistics(folder, config, pre, post, trust_image_stats)
     return pre, post
 

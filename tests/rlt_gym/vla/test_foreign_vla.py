@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from foreign_vla import SIZE, STEPS, WIDTH, ForeignVLA, JointedEnv, libero_vla
+from foreign_vla import SIZE, STEPS, WIDTH, ForeignVLA, JointedEnv, LiberoForeignVLA
 from vla_helpers import write_demos
 
 from rlt_gym.libero.make import make_rl_token_libero_vec
@@ -27,7 +27,7 @@ def learn(env, chunks):
     return model
 
 
-@pytest.mark.parametrize("make", [ForeignVLA, libero_vla], ids=["jointed", "libero"])
+@pytest.mark.parametrize("make", [ForeignVLA, LiberoForeignVLA], ids=["jointed", "libero"])
 def test_it_keeps_the_contract(make):
     results = {result.name: result for result in examine_vla(make(max_batch=None), tolerance=0.02)}
     assert {name: r.detail for name, r in results.items() if r.status in ("FAIL", "skip")} == {}
@@ -89,14 +89,14 @@ def token(tmp_path_factory):
         [str(folder)], output=str(folder / "token.safetensors"), z_dim=32, width=32, layers=1, heads=2, steps=3,
         batch_size=4, frame_stride=2, progress=False,
     )  # fmt: skip
-    encoder = pretrain_token(config, libero_vla())
+    encoder = pretrain_token(config, LiberoForeignVLA())
     assert encoder.z_dim == 32 and encoder.config.token_dim == WIDTH
     return str(folder / "token.safetensors")
 
 
 def test_pretrain_and_fifty_chunks_of_rlt(token):
     raw = FakeLiberoVectorEnv(2, chunk_length=8, image_size=SIZE, max_episode_steps=24)
-    env = RLTokenVectorEnv(raw, libero_vla(), token)
+    env = RLTokenVectorEnv(raw, LiberoForeignVLA(), token)
     obs, _ = env.reset(seed=0)
     assert obs["z_rl"].shape == (2, 32) and obs["vla_ref"].shape == (2, 8, 7)
     learn(env, 50)
@@ -106,7 +106,7 @@ def test_pretrain_and_fifty_chunks_of_rlt(token):
 def test_on_a_real_scene(token):
     """The environment draws 224 exact pixels because the VLA asks for them."""
     env = make_rl_token_libero_vec(
-        1, "libero_goal", [1], vla=libero_vla(), rl_token=token, assets="embedded", max_episode_steps=80, seed=0
+        1, "libero_goal", [1], vla=LiberoForeignVLA(), rl_token=token, assets="embedded", max_episode_steps=80, seed=0
     )
     try:
         assert env.env.observation_space["wrist"].shape == (1, SIZE, SIZE, 3) and env.metadata["render"] == "exact"

@@ -114,7 +114,8 @@ def test_it_plays_what_the_run_s_model_plays(which, model, world, request):
             seed = forward_seed(*env._seed_key[row].tolist())
             sent = write_observation(obs, env._instruction[row], row, size=None, seed=seed)
             reply = service.answer(sent)
-            np.testing.assert_allclose(reply["actions"], expected[row], atol=1e-4)
+            # a batch of two is rounded in another way than one row, and the fake's tokens are large
+            np.testing.assert_allclose(reply["actions"], expected[row], atol=1e-3)
             assert reply["actions"].dtype == np.float32 and reply["actions"].shape == (4, 7)
         raw, *_, infos = world.step(expected)
 
