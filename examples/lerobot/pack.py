@@ -51,7 +51,7 @@ def pack(checkpoint: Path, out: Path, facts: dict[str, str]) -> None:
     provenance = {
         "lerobot": version("lerobot"),
         "torch": torch.__version__,
-        "step": int(checkpoint.parent.name),
+        "step": int(checkpoint.resolve().parent.name),
         "batch_size": train["batch_size"],
         "seed": train["seed"],
         "optimizer": train["optimizer"],
