@@ -30,6 +30,8 @@ COLUMNS = {
     "action": ("action", "actions"),
 }
 SIZES = {"state": 8, "action": 7}
+#: Where a dataset of ``rlt collect`` says how its demonstrations were made; LeRobot does not read this file.
+PROVENANCE = Path("meta") / "rlt.json"
 
 
 def is_lerobot(path: Path) -> bool:
@@ -164,6 +166,22 @@ class LeRobotDemo:
     def name(self) -> str:
         """``episode_i``."""
         return f"episode_{self.row['episode_index']}"
+
+    def __len__(self) -> int:
+        return int(self.row["length"])
+
+    @property
+    def object_positions(self) -> None:
+        """Not in such datasets."""
+        return None
+
+    @property
+    def frame_shape(self) -> tuple[int, int]:
+        """Height and width of the frames in pixels."""
+        feature = self.folder.info["features"][self.folder.columns["agentview"]]
+        channels_first = int(feature["shape"][0]) == 3
+        height, width = feature["shape"][1:] if channels_first else feature["shape"][:2]
+        return int(height), int(width)
 
     @property
     def attrs(self) -> dict[str, Any]:

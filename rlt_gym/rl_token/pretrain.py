@@ -30,7 +30,7 @@ class PretrainTokenConfig:
     """
     Settings of :func:`pretrain_token`.
 
-    :param demos: Demonstration files, glob patterns or folders.
+    :param demos: Demonstration files, glob patterns or folders, also of LeRobot datasets.
     :param vla: The frozen policy: a name or scheme of ``rlt list``, the path of a file that ``rlt train-vla`` wrote, or
         "package.module:Class" of an allowed package (``RLT_ALLOWED_IMPORTS``). Any other VLA is an argument of
         :func:`pretrain_token` itself.

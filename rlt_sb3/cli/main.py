@@ -22,6 +22,11 @@ COMMANDS = {
         "rlt_gym.libero.collect:collect",
         "write demonstrations of the scripted expert",
     ),
+    "export-lerobot": (
+        "rlt_gym.data.lerobot_writer:ExportLeRobotConfig",
+        "rlt_gym.data.lerobot_writer:export_lerobot",
+        "write demonstration files as a LeRobot dataset, for lerobot-train",
+    ),
     "train-vla": (
         "rlt_gym.vla.mini.training:TrainVLAConfig",
         "rlt_gym.vla.mini.training:train_vla",
