@@ -27,6 +27,10 @@ def test_it_keeps_the_contract_wherever_it_lies(tmp_path, monkeypatch):
     assert vla.spec.stochastic and vla.spec.horizon == 8 and vla.spec.image_size == 64
     assert output.tokens.dtype == torch.float32  # stored in half, used in single precision
     assert vla.fingerprint() == load_vla(f"lerobot:{SMOLVLA}").fingerprint()
+    # an environment draws what it was trained on
+    assert (vla.spec.render, vla.spec.assets) == ("fast", "embedded")
+    with pytest.raises(ValueError, match="'lerobot-smolvla' was trained on 'fast' pictures"):
+        vla.spec.check_render("exact")
     # nothing in it names a folder of the machine that trained it
     for path in moved.rglob("*.json"):
         assert "runs/" not in path.read_text().replace("runs/lerobot", ""), path

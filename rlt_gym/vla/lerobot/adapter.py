@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch.nn.functional import interpolate
 
 from rlt_gym.core.gripper import Gripper
 from rlt_gym.vla.base import ORIENTATIONS, TOKEN_KINDS, VLAObs, VLAOutput, VLASpec, fingerprint
-from rlt_gym.vla.lerobot.checkpoint import find_backbone, find_checkpoint, load_policy, read_config
+from rlt_gym.vla.lerobot.checkpoint import find_backbone, find_checkpoint, load_policy, made_from, read_config
 from rlt_gym.vla.lerobot.policies import READERS, HookReader, Reader
 from rlt_gym.vla.lerobot.processors import load_processors, reads_language
 from rlt_gym.vla.normalization import to_chunk
@@ -42,6 +42,9 @@ class LeRobotVLA:
     :param gripper: What the gripper's number in the actions means, a name of :class:`~rlt_gym.core.gripper.Gripper`.
     :param max_batch: Most rows of one forward pass; ``None`` = any number.
     :param control_frequency: Control steps per second of its chunks; the checkpoint does not say it. LIBERO makes 20.
+    :param render: How the pictures of its dataset were drawn, ``"exact"`` or ``"fast"``, and ...
+    :param assets: ... with which meshes (``"embedded"``, ``"official"``); ``None`` = what ``provenance.json`` in the
+        checkpoint says, which ``examples/lerobot/pack.py`` writes: LeRobot itself does not store it.
     :param backbone: Folder or hub name of the language model and tokenizer, if they are not where the checkpoint says.
     :param config: Other values for entries of the policy's configuration, e.g. ``{"num_inference_steps": 10}``.
     :param hook: For policies beyond ACT, Diffusion, SmolVLA, PI0 and PI05, or to read other tokens: path of the module
@@ -63,6 +66,8 @@ class LeRobotVLA:
         gripper: str = "env",
         max_batch: int | None = None,
         control_frequency: float | None = None,
+        render: str | None = None,
+        assets: str | None = None,
         backbone: str | None = None,
         config: Mapping[str, Any] | None = None,
         hook: str | None = None,
@@ -92,7 +97,13 @@ class LeRobotVLA:
         self._digest: str | None = None
         self._max_tokens: int | None = None
         self._reader = _reader(self.policy, self._config, hook, layout, kind)
-        self.spec = self._probe(max_batch, control_frequency)
+        made = made_from(self.folder)
+        self.spec = replace(
+            self._probe(max_batch),
+            control_frequency=control_frequency,
+            render=render or made.get("render"),
+            assets=assets or made.get("assets"),
+        )
 
     @property
     def device(self) -> torch.device:
@@ -194,7 +205,7 @@ class LeRobotVLA:
             pictures[key] = picture / 255.0
         return pictures
 
-    def _probe(self, max_batch: int | None, control_frequency: float | None) -> VLASpec:
+    def _probe(self, max_batch: int | None) -> VLASpec:
         """Run the policy once, and a policy that is not known a few times, to see what it gives."""
         rng = np.random.default_rng(0)
         obs = {camera: rng.integers(0, 256, (1, size, size, 3), dtype=np.uint8) for camera, size in self._sizes.items()}
@@ -224,7 +235,6 @@ class LeRobotVLA:
             kinds=tuple(name for name, number in TOKEN_KINDS.items() if number in kinds),
             language=language,
             orientation=self._orientation,
-            control_frequency=control_frequency,
         )
 
 

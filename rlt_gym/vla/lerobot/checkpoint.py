@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -50,6 +51,26 @@ def find_checkpoint(name: str, revision: str | None = None) -> Path:
             f"There is no folder {path}, and the model hub does not give {name!r} ({short(error)})."
         ) from error
     return find_checkpoint(str(found))
+
+
+def made_from(folder: Path) -> dict[str, Any]:
+    """
+    Read how the demonstrations were recorded, if the checkpoint has a ``provenance.json``.
+
+    :param folder: The checkpoint.
+    :return: Settings of ``rlt collect``, ``render`` and ``assets`` among them; empty if nobody wrote them down.
+    :raises ValueError: If the file is damaged.
+    """
+    path = folder / "provenance.json"
+    if not path.is_file():
+        return {}
+    try:
+        made = json.loads(path.read_text())["demonstrations"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} does not say how the demonstrations were made ({short(error)}): remove it."
+        ) from error
+    return made if isinstance(made, dict) else {}
 
 
 def read_config(

@@ -222,7 +222,7 @@ def test_the_worker_settles_as_the_protocols_say():
         (["--num-envs", "0"], "num_envs must be at least 1, got 0"),
         (["--shard", "0/2"], "shard must be k/n with 1 <= k <= n"),
         (["--suites", "libero_goal", "--tasks", "1", "--episodes", "1", "--shard", "2/2"], "has no initial state"),
-        (["--vla_kwargs.colour", "red"], "cannot be made with vla_kwargs"),
+        (["--vla_kwargs.hue", "red"], "cannot be made with vla_kwargs"),
         (["--assets", "nowhere"], "assets='nowhere' is no folder"),
         (["runs/demo"], "Give one of a run (rlt eval RUN), --vla NAME and --merge FILES, got run and vla."),
         (["--n-states", "4"], "n_states cannot be used with a VLA: leave it out."),

@@ -86,7 +86,7 @@ def test_a_language_model_is_found_where_the_checkpoint_went(smolvla, tmp_path):
         (folder / "backbone").rename(folder / "other")
         assert load_vla(f"lerobot:{folder}").fingerprint() == whole, "under any name"
         shutil.rmtree(folder / "other")
-        refused(folder, "trained with the language model in .*backbone, which is not there: put it into .*backbone: FO")
+        refused(folder, "trained with the language model in .*backbone, which is not there: put it into .*backbone: F")
         given = load_vla(f"lerobot:{folder}", vla_kwargs={"backbone": str(tmp_path / "language")})
         assert given.fingerprint() == whole
         for name in ("config.json", "policy_preprocessor.json"):  # as if it were on the model hub
