@@ -311,12 +311,12 @@ def splits_step(env: VectorEnv) -> bool:
     """
     Tell whether the step of a vector env has two parts.
 
-    A class that overrides ``step`` alone does something there that the two parts would leave out, so it has none.
+    A class (or object) whose ``step`` alone is overridden does something there that the two parts would leave out.
 
     :param env: vector env
     :return: whether its ``step`` is ``step_async`` and then ``step_wait``
     """
-    for level in type(env).__mro__:
+    for level in (env, *type(env).__mro__):
         if "step_async" in vars(level):
             return hasattr(level, "step_wait")
         if "step" in vars(level):
