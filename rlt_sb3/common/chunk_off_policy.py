@@ -178,9 +178,14 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
     def _train_meanwhile(self) -> None:
         """Do the updates that are owed, in the midst of a rollout."""
         due = self._take_updates()
-        if due > 0:
+        if due == 0:
+            return
+        try:
             self.train(gradient_steps=due, batch_size=self.batch_size)
-            self.policy.set_training_mode(False)  # as in every rollout
+        except BaseException:  # Ctrl-C, for example
+            self._last_obs = None  # the step that has begun is lost: the next learn() resets the environments
+            raise
+        self.policy.set_training_mode(False)  # as in every rollout
 
     def _take_updates(self) -> int:
         """Return how many updates are owed to the rows stored so far; they are not owed any more."""

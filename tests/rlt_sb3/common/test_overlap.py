@@ -213,6 +213,29 @@ def test_the_actor_that_plays_is_in_evaluation_mode():
     assert model._n_updates and not any(modes)
 
 
+def test_an_interrupted_update_gives_the_step_up():
+    """The next learn() resets the environments, and no row has the action of a step that was lost."""
+    venv = sleepy(2, longest=0.0)
+    model, train = make_model(venv=venv, **SETTINGS, train_freq=OVERLAP), RLT.train
+
+    def interrupted(gradient_steps, batch_size):
+        if model.num_timesteps == 40:
+            raise KeyboardInterrupt
+        train(model, gradient_steps, batch_size)
+
+    model.train = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(60)
+    assert venv.unwrapped.env.events[-2:] != ["played", "end"] and model.replay_buffer.rows_stored == 40
+    del model.train
+    rows = Rows()
+    model.learn(20, callback=rows, reset_num_timesteps=False)
+    assert model.num_timesteps == 60 and model.replay_buffer.rows_stored == 60
+    decode = np.linalg.pinv(venv.unwrapped.env._encoder)
+    assert np.abs(rows.obs[0]["z_rl"] @ decode)[:, :2].max() <= 0.1 + 1e-5  # episodes begin that near to the origin
+    assert rows.infos[0]["episode_steps"] == rows.infos[0]["chunk_steps"]
+
+
 def test_other_units_are_refused():
     with pytest.raises(ValueError, match=r"train_freq must be an integer >= 1 .*\(n, 'overlap'\), got \(1, 'always'\)"):
         RLT("MultiInputPolicy", make_venv(1), **SMALL, train_freq=(1, "always"))
