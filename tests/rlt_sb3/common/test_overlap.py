@@ -1,5 +1,6 @@
 """``train_freq=(n, "overlap")``: updates while the simulators play, one chunk later, and nothing else."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -80,6 +81,25 @@ def test_it_is_the_serial_loop_with_one_chunk_of_delay(num_envs):
     assert model._update_credit == pytest.approx(waiting[0] + owed)
     model._update_credit = other._update_credit = 0.0
     assert same(everything(model), everything(other))
+
+
+def test_it_is_that_on_libero_too():
+    """Real simulators and the shipped VLA; the workers have begun to play before the updates."""
+    env = gym.make_vec("RLToken-LIBERO-v0", 2, task_ids=[1], assets="embedded", max_episode_steps=24)
+    venv, begun = GymnasiumVecEnv(env), []
+    settings = SETTINGS | {"learning_starts": 6, "batch_size": 16, "device": "cpu", "seed": 0}
+    try:
+        model = RLT("MultiInputPolicy", venv, **settings, train_freq=OVERLAP)
+        train = model.train
+        model.train = lambda *args, **kwargs: (begun.append(env.unwrapped._begun), train(*args, **kwargs))
+        model.learn(24)
+        other = RLT("MultiInputPolicy", venv, **settings)
+        waiting, _ = reference_loop(other, other.env, 24, delay=1)
+    finally:
+        venv.close()
+    assert len(begun) == 8 and all(step is not None for step in begun) and len(waiting) == 1
+    other._update_credit = model._update_credit
+    assert model._n_updates > 4 and same(everything(model), everything(other))
 
 
 def test_the_serial_loop_has_no_delay():
