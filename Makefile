@@ -1,5 +1,6 @@
 # The targets of a checkout. Each sets up what it needs in .venv; the second time that takes no time.
 #   make demo [QUICK=1]  train an RL-token policy on a LIBERO task and report it beside the frozen VLA
+#   make lerobot-demo [QUICK=1]  train policies with LeRobot (in .venv-lerobot), practice them with rlt, print a table
 #   make test            the tests; COVERAGE=1 also shows which lines of the packages they reach
 #   make test-all        the tests that take long as well: every week, and before a release
 #   make wheel-test      the wheel in a fresh environment
@@ -15,7 +16,7 @@ PYTEST_ARGS ?=
 export MUJOCO_GL ?= osmesa
 export PYOPENGL_PLATFORM ?= $(MUJOCO_GL)
 
-.PHONY: demo test test-all wheel-test pytest type lint format check doc schema setup clean
+.PHONY: demo lerobot-demo test test-all wheel-test pytest type lint format check doc schema setup clean
 
 setup: $(VENV)/.stamp-dev
 
@@ -35,6 +36,18 @@ $(VENV)/.stamp-docs: $(VENV)/.stamp-dev
 
 demo: $(VENV)/.stamp-dev
 	$(BIN)/rlt train --config $(CONFIG) $(ARGS)
+
+# LeRobot pins versions that rlt does not need, so it has an environment of its own. LEROBOT_PYTHON is Python 3.11 for LeRobot
+# 0.4.4, with which the results were made; LEROBOT_TORCH is a version of torch (scripts/lerobot_env.sh).
+LEROBOT := .venv-lerobot
+LEROBOT_PYTHON ?= $(or $(shell command -v python3.11),$(PYTHON))
+
+$(LEROBOT)/.stamp: scripts/lerobot_env.sh pyproject.toml
+	PYTHON="$(LEROBOT_PYTHON)" bash scripts/lerobot_env.sh $(LEROBOT) $(LEROBOT_TORCH)
+	@touch $@
+
+lerobot-demo: $(LEROBOT)/.stamp
+	QUICK="$(QUICK)" LEROBOT_BIN=$(LEROBOT)/bin bash examples/lerobot/demo.sh
 
 # With COVERAGE=1 (about a fifth slower) also the ten files with most lines that no test reaches, and the total. What runs in
 # other processes is not seen.

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.error import NoAsyncCallError
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rlt_gym.core.chunk_info import chunk_info, inner_info
+from rlt_gym.core.chunk_info import Observation, Played, Task, chunk_info, inner_info
 from rlt_gym.core.drawing import Drawing
 from rlt_gym.core.episodes import Episode, EpisodeSequence
 from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.pickling import PickledByArguments
-from rlt_gym.core.played import Observation, Played, Task
 from rlt_gym.core.robot_spec import RobotSpec
 from rlt_gym.workers.named import checked_int
 
@@ -34,9 +34,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
     several environments at once. Simulators that live in this process are simpler to add with
     :class:`~rlt_gym.core.in_process.InProcessVectorEnv`.
 
-    :meth:`step` has two parts, as in Gymnasium's ``AsyncVectorEnv``: :meth:`step_async` and :meth:`step_wait`. Between
-    them the caller may compute something else. Simulators in other processes play meanwhile if the subclass implements
-    :meth:`_begin_play` and :meth:`_end_play` instead of :meth:`_play`.
+    :meth:`step` has two parts, :meth:`step_async` and :meth:`step_wait`. Simulators in other processes play between
+    them if the subclass implements :meth:`_begin_play` and :meth:`_end_play` instead of :meth:`_play`.
 
     The action is float32 (C, d) in [-1, 1]. A chunk ends at success or at the horizon after k <= C steps. The reward is
     the sum over the executed steps. ``terminated`` means success, ``truncated`` means the horizon.
@@ -160,8 +159,10 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
         self._asked = np.zeros((self.num_envs, self.chunk_length, robot.action_size), dtype=np.float32)
         self._observations: list[Observation] = [{} for _ in range(self.num_envs)]
         self._dones = np.zeros(self.num_envs, dtype=bool)
-        #: Of a step that has begun: the environments whose episodes began, the chunks of the others.
-        self._begun: tuple[list[int], dict[int, np.ndarray]] | None = None
+        #: Environments that a list of episodes has left without one.
+        self._idle: set[int] = set()
+        #: Of a step that has begun: the environments that play nothing in it, the chunks of the others.
+        self._begun: tuple[set[int], dict[int, np.ndarray]] | None = None
         #: How often the simulator of each env was replaced.
         self._restarts = np.zeros(self.num_envs, dtype=np.int64)
 
@@ -235,14 +236,6 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
             return min(self.train_episode_steps, self.max_episode_steps)  # set_attr may have changed one of them
         return self.max_episode_steps
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ClosedEnvironmentError(f"this {type(self).__name__} was closed: make a new one")
-
-    def _check_idle(self, name: str) -> None:
-        if self._begun is not None:
-            raise AlreadyPendingCallError(f"{name}() during a step: call step_wait() first, or reset() all", name)
-
     def _episode(self, env: int) -> Episode:
         episode = self.episodes[env]
         assert episode is not None
@@ -269,16 +262,19 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
             ``None`` (or a list of it) keeps the present one.
         :param options: ``init_states`` switches the split; ``reset_mask`` (bool (num_envs,)) resets a part;
             ``shard`` (k, n) leaves, from this full reset to the next one, only the episodes k, k + n, k + 2n, ... of
-            the sequence, so that n environments can divide an evaluation among them. Others, which libraries pass
-            to every environment (Minari's ``minari_autoseed``), are ignored with a warning.
+            the sequence, so that n environments can divide an evaluation among them; ``episodes``, a list of
+            (task_id, initial state), takes the sequence's place: whichever environment is free plays the next one.
+            Once all are given out, an environment without one idles: it keeps its last observation, and its actions
+            are ignored (reward 0, both flags false, ``chunk_steps`` 0). Others, which libraries pass to every
+            environment (Minari's ``minari_autoseed``), are ignored with a warning.
         :return: Observations and infos of all environments; where a part is reset, infos of that part.
         :raises ValueError: A bad seed or option; the environments are untouched.
         :raises gymnasium.error.ClosedEnvironmentError: The environment was closed.
         """
         self._check_open()
-        mask, split, shard = self.sequence.checked_options(options)
+        mask, split, shard, episodes = self.sequence.checked_options(options, [task.task_id for task in self.tasks])
         if not mask.all():
-            self._check_idle("reset")
+            self._check_no_step("reset")
         if any(episode is None for env, episode in enumerate(self.episodes) if not mask[env]):
             raise ValueError(f"reset_mask must select all environments in the first reset, got {mask!r}")
         seed = self.sequence.base_seed(seed)
@@ -286,6 +282,9 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
         self._begun = None
         if mask.all():
             self.sequence.restart(split, seed, shard)
+            self._idle.clear()
+            if episodes is not None:
+                self.sequence.play_list(episodes)
         elif seed is not None:
             self.sequence.reseed(seed)
         envs = np.flatnonzero(mask).tolist()
@@ -296,10 +295,19 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
         return self._batch(), infos
 
     def _begin_episodes(self, envs: Sequence[int]) -> None:
+        begun = []
         for env in envs:
-            episode = self.episodes[env] = self.sequence.next(env)
+            episode = self.sequence.next(env)
+            if episode is None:  # of a list
+                self._idle.add(env)
+                self._dones[env] = False
+                if self.episodes[env] is not None:
+                    continue
+                episode = replace(self._episode(envs[0]))  # it has never played: something must be seen of it
+            self.episodes[env] = episode
             episode.noise_seed = self.sequence.noise_seed(episode, self.tasks[episode.task_index].task_id)
-        for env, (observation, reported) in self._start_episodes(envs).items():
+            begun.append(env)
+        for env, (observation, reported) in self._start_episodes(begun).items() if begun else ():
             self._observations[env], self._reported[env], self._dones[env] = observation, reported, False
 
     # ------------------------------------------------------------------ steps
@@ -337,7 +345,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
         :raises gymnasium.error.AlreadyPendingCallError: A step has begun already.
         """
         self._check_open()
-        self._check_idle("step_async")
+        self._check_no_step("step_async")
         array = self._checked_actions(actions)
         if any(episode is None for episode in self.episodes):
             raise RuntimeError("call reset() before step()")
@@ -347,11 +355,12 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
         begun = np.flatnonzero(self._dones).tolist()  # under NEXT_STEP; their actions are ignored
         if begun:
             self._begin_episodes(begun)
-        left = {env: self._horizon(env) - self._episode(env).steps for env in range(self.num_envs) if env not in begun}
-        chunks = {env: array[env, : left[env]] for env in left}
+        resting = self._idle.union(begun)
+        left = {env: self._horizon(env) - self._episode(env).steps for env in set(range(self.num_envs)) - resting}
+        chunks = {env: array[env, : left[env]] for env in sorted(left)}
         if chunks:
             self._begin_play(chunks)
-        self._begun = (begun, chunks)
+        self._begun = (resting, chunks)
 
     def step_wait(self) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, Infos]:
         """
@@ -363,14 +372,14 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
         self._check_open()
         if self._begun is None:
             raise NoAsyncCallError("call step_async() before step_wait()", "step_wait")
-        (begun, chunks), self._begun = self._begun, None
+        (resting, chunks), self._begun = self._begun, None
         played = self._end_play(chunks) if chunks else {}
         rewards = np.zeros(self.num_envs, dtype=np.float64)
         terminations = np.zeros(self.num_envs, dtype=bool)
         truncations = np.zeros(self.num_envs, dtype=bool)
         step_infos = []
         for env in range(self.num_envs):
-            if env in begun:
+            if env in resting:
                 step_infos.append(self._info(env))
                 continue
             if env not in played:

@@ -6,20 +6,16 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from rlt_gym.core.split_step import StepGuard
 
-class Drawing:
+
+class Drawing(StepGuard):
     """Adds ``render`` and ``film`` to a vector environment that implements :meth:`_draw`."""
 
     num_envs: int
     render_mode: str | None
     #: Environments that are drawn at every control step, see :meth:`film`.
     _filmed: frozenset[int] = frozenset()
-
-    def _check_open(self) -> None:
-        raise NotImplementedError
-
-    def _check_idle(self, name: str) -> None:
-        raise NotImplementedError
 
     def _draw(self, envs: Sequence[int]) -> dict[int, np.ndarray]:
         """
@@ -50,6 +46,6 @@ class Drawing:
         self._check_open()
         if self.render_mode is None:
             return None
-        self._check_idle("render")
+        self._check_no_step("render")
         frames = self._draw(range(self.num_envs))
         return tuple(frames[env] for env in range(self.num_envs))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,9 @@ class EpisodeSequence:
         self.held_out_seed = self.seed
         self.group_size = checked_int("group_size", group_size, 1, 10_000)
         self.shard = (0, 1)
+        #: What is left of a list of episodes, numbered from 0, and which of them each env took last.
+        self._listed: deque[tuple[int, int, int]] | None = None
+        self._taken: dict[int, tuple[int, int, int]] = {}
         #: How many episodes each env has begun, and how many of the training split when it was left.
         self._next = [0] * num_envs
         self._train_next = [0] * num_envs
@@ -125,22 +129,27 @@ class EpisodeSequence:
             )
         return first
 
-    def checked_options(self, options: dict[str, Any] | None) -> tuple[np.ndarray, str | None, tuple[int, int] | None]:
+    def checked_options(
+        self, options: dict[str, Any] | None, task_ids: Sequence[int] = ()
+    ) -> tuple[np.ndarray, str | None, tuple[int, int] | None, Sequence[tuple[int, int]] | None]:
         """
         Read what a reset was given.
 
-        :param options: ``init_states``, ``reset_mask`` and ``shard``; others are ignored with a warning.
-        :return: Which environments to reset, bool (N,); the split to switch to, or ``None``; the shard, or ``None``.
+        :param options: ``init_states``, ``reset_mask``, ``shard`` and ``episodes``; others are ignored with a warning.
+        :param task_ids: Numbers of the tasks.
+        :return: Which environments to reset, bool (N,); the split to switch to, or ``None``; the shard, or ``None``;
+            the list of episodes, (index of the task, initial state) each, or ``None``.
         :raises ValueError: A bad value, or a switch of the split for a part of the environments.
         """
         options = dict(options or {})
+        episodes = options.pop("episodes", None)
         mask = options.pop("reset_mask", None)
         split = options.pop("init_states", None)
         shard = options.pop("shard", None)
         if options:
             warnings.warn(
                 f"The reset options {sorted(map(str, options))} are ignored; this environment takes init_states, "
-                "reset_mask and shard",
+                "reset_mask, shard and episodes",
                 stacklevel=4,
             )
         if shard is not None and not 0 <= shard[0] < shard[1]:
@@ -155,7 +164,17 @@ class EpisodeSequence:
             raise ValueError(f"reset_mask must select at least one environment, got {mask!r}")
         if not mask.all() and split not in (None, self.split):
             raise ValueError("init_states can only be switched for all environments at once: leave reset_mask out")
-        return mask, split, shard
+        if episodes is not None:
+            if shard is not None or not mask.all():
+                raise ValueError("episodes are a list for all environments: leave reset_mask and shard out")
+            size = self.sizes[self.split if split is None else split]
+            if not len(episodes) or any(task not in task_ids or not 0 <= state < size for task, state in episodes):
+                raise ValueError(
+                    f"episodes must be one or more pairs (task_id, initial state) with a task of {list(task_ids)} and "
+                    f"a state from 0 to {size - 1}, got {list(episodes)!r}"
+                )
+            episodes = [(task_ids.index(task), state) for task, state in episodes]
+        return mask, split, shard, episodes
 
     @property
     def init_state_counts(self) -> dict[str, int]:
@@ -222,13 +241,18 @@ class EpisodeSequence:
         ]
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
 
-    def next(self, env: int) -> Episode:
+    def next(self, env: int) -> Episode | None:
         """
         Give an environment its next episode.
 
         :param env: Index of the environment.
-        :return: The episode that it plays next.
+        :return: The episode that it plays next; ``None`` if those of a list have all been given out.
         """
+        if self._listed is not None:
+            if not self._listed:
+                return None
+            self._taken[env] = self._listed.popleft()
+            return Episode(*self._taken[env])
         number = self.number(env, self._next[env]) * self.shard[1] + self.shard[0]
         self._next[env] += 1
         return self.episode(number)
@@ -239,7 +263,10 @@ class EpisodeSequence:
 
         :param env: Index of the environment.
         """
-        self._next[env] -= 1
+        if self._listed is not None:
+            self._listed.appendleft(self._taken[env])
+        else:
+            self._next[env] -= 1
 
     def reseed(self, seed: int) -> None:
         """
@@ -269,6 +296,7 @@ class EpisodeSequence:
             self._train_next = list(self._next)
         self.split = split
         self.shard = (0, 1) if shard is None else (int(shard[0]), int(shard[1]))
+        self._listed = None
         if seed is not None:
             self.reseed(seed)
             self._train_next = [0] * self.num_envs
@@ -277,3 +305,11 @@ class EpisodeSequence:
             self._next = [0] * self.num_envs
         elif switched or seed is not None:
             self._next = list(self._train_next)  # practice goes on where an evaluation interrupted it
+
+    def play_list(self, episodes: Sequence[tuple[int, int]]) -> None:
+        """
+        Play listed episodes instead of the sequence, until the next restart; whichever environment is free takes one.
+
+        :param episodes: (index of the task, initial state) of each.
+        """
+        self._listed = deque((number, int(task), int(state)) for number, (task, state) in enumerate(episodes))

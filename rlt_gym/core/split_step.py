@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gymnasium.error import NoAsyncCallError
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 
@@ -23,6 +23,21 @@ def splits_step(env: VectorEnv) -> bool:
         if "step" in vars(level):
             return False
     return False
+
+
+class StepGuard:
+    """Refuses what may not be asked of a vector environment now: it was closed, or a step has begun."""
+
+    closed: bool
+    _begun: Any = None
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError(f"this {type(self).__name__} was closed: make a new one")
+
+    def _check_no_step(self, name: str) -> None:
+        if self._begun is not None:
+            raise AlreadyPendingCallError(f"{name}() during a step: call step_wait() first, or reset() all", name)
 
 
 class SplitStepWrapper(VectorWrapper):

@@ -1,12 +1,15 @@
 """Demonstrations of several tasks as arrays, as the training of a VLA and of an RL token reads them."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
-from rlt_gym.data.libero_hdf5 import CAMERAS, Demo, DemoFile, expand_paths
+from rlt_gym.data.lerobot import LeRobotDemo
+from rlt_gym.data.libero_hdf5 import CAMERAS, Demo
+from rlt_gym.data.sources import DemoSource, demo_sources
 from rlt_gym.data.storage import IN_MEMORY, ArrayStorage
 
 
@@ -48,9 +51,9 @@ class DemoSet:
     :param action_end: int64 (R,), one past the last row of ``actions`` of the row's demonstration.
     :param task: int64 (R,), index into ``instructions``.
     :param demo: int64 (R,), number of the row's demonstration, counted over all files.
-    :param instructions: One per file.
+    :param instructions: One per file, and one per task of a dataset.
     :param object_positions: float32 (R, n, 3), NaN where a file has fewer objects or none.
-    :param files: Name and number of demonstrations of each file.
+    :param files: Name and number of demonstrations of each file or task of a dataset.
     """
 
     agentview: np.ndarray
@@ -116,15 +119,15 @@ def frame_edge(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
     """
     Size of the frames in demonstration files.
 
-    :param paths: Files, glob patterns or folders.
+    :param paths: Files, glob patterns or folders, also of LeRobot datasets.
     :return: Height in pixels of the first demonstration's frames.
     :raises ValueError: If files are missing or damaged, or have no demonstration.
     """
-    for path in expand_paths(paths):
-        with DemoFile(path) as file:
-            for demo in file:
-                return demo.frame_shape[0]
-    names = ", ".join(str(path) for path in expand_paths(paths))
+    sources = demo_sources(paths)
+    for source in sources:
+        for demo in source.demos():
+            return demo.frame_shape[0]
+    names = ", ".join(source.name for source in sources)
     raise ValueError(f"{names}: no demonstration in these files; write some with `rlt collect`.")
 
 
@@ -137,11 +140,11 @@ def load_demo_set(
     storage: ArrayStorage = IN_MEMORY,
 ) -> DemoSet:
     """
-    Read demonstration files.
+    Read demonstrations.
 
-    :param paths: Files, glob patterns or folders.
+    :param paths: Files, glob patterns or folders, also of LeRobot datasets.
     :param image_size: Frames are average-pooled to this edge in pixels while loading.
-    :param max_demos: Most demonstrations per file; ``None`` = all.
+    :param max_demos: Most demonstrations per file or task of a dataset; ``None`` = all.
     :param frame_stride: Keep one observation in this many; all actions are kept.
     :param successes_only: Leave out demonstrations marked ``success=False``.
     :param storage: Where the frames lie.
@@ -152,37 +155,34 @@ def load_demo_set(
         key: [] for key in ("proprio", "actions", "action_row", "action_end", "task", "demo", "objects")
     }
     instructions, files = [], {}
-    names = expand_paths(paths)
+    sources = demo_sources(paths)
     count = 0
-    for path in names:
-        with DemoFile(path) as file:
-            count += sum(-(-len(demo) // frame_stride) for demo in _chosen(file, max_demos, successes_only))
+    for source in sources:
+        count += sum(-(-len(demo) // frame_stride) for demo in _chosen(source, max_demos, successes_only))
     shape = (count, image_size, image_size, 3)
     frames = {camera: storage.zeros(shape, np.uint8) for camera in CAMERAS}
     num_rows = num_demos = num_actions = 0
-    for task, path in enumerate(names):
-        with DemoFile(path) as file:
-            chosen = _chosen(file, max_demos, successes_only)
-            instructions.append(file.instruction)
-            files[path.name] = len(chosen)
-            for demo in chosen:
-                length = len(demo)
-                rows = np.arange(0, length, frame_stride)
-                objects = demo.object_positions
-                columns["objects"].append(np.zeros((len(rows), 0, 3), np.float32) if objects is None else objects[rows])
-                for camera, array in frames.items():
-                    array[num_rows : num_rows + len(rows)] = resize_frames(
-                        demo.frames(camera, frame_stride), image_size
-                    )
-                columns["proprio"].append(demo.proprio[rows])
-                columns["actions"].append(demo.actions)
-                columns["action_row"].append(num_actions + rows)
-                columns["action_end"].append(np.full(len(rows), num_actions + length))
-                columns["task"].append(np.full(len(rows), task))
-                columns["demo"].append(np.full(len(rows), num_demos))
-                num_rows += len(rows)
-                num_demos += 1
-                num_actions += length
+    for task, source in enumerate(sources):
+        before = num_demos
+        instructions.append(source.instruction)
+        for demo in _chosen(source, max_demos, successes_only):
+            length = len(demo)
+            rows = np.arange(0, length, frame_stride)
+            objects = demo.object_positions
+            columns["objects"].append(np.zeros((len(rows), 0, 3), np.float32) if objects is None else objects[rows])
+            for camera, array in frames.items():
+                array[num_rows : num_rows + len(rows)] = resize_frames(demo.frames(camera, frame_stride), image_size)
+            columns["proprio"].append(demo.proprio[rows])
+            columns["actions"].append(demo.actions)
+            columns["action_row"].append(num_actions + rows)
+            columns["action_end"].append(np.full(len(rows), num_actions + length))
+            columns["task"].append(np.full(len(rows), task))
+            columns["demo"].append(np.full(len(rows), num_demos))
+            num_rows += len(rows)
+            num_demos += 1
+            num_actions += length
+        name = source.name if source.number is None else f"{source.name}: {source.instruction}"
+        files[name] = num_demos - before
     if not num_demos:
         raise ValueError(f"{', '.join(files)}: no usable demonstration in these files; write some with `rlt collect`.")
     width = max(block.shape[1] for block in columns["objects"])
@@ -195,5 +195,6 @@ def load_demo_set(
     return DemoSet(instructions=instructions, files=files, **frames, **joined)
 
 
-def _chosen(file: DemoFile, max_demos: int | None, successes_only: bool) -> list[Demo]:
-    return [demo for demo in file if not successes_only or bool(demo.attrs.get("success", True))][:max_demos]
+def _chosen(source: DemoSource, max_demos: int | None, successes_only: bool) -> Iterator[Demo | LeRobotDemo]:
+    chosen = (demo for demo in source.demos() if not successes_only or bool(demo.attrs.get("success", True)))
+    return islice(chosen, max_demos)

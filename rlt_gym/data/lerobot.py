@@ -4,7 +4,7 @@ Demonstrations of LIBERO in LeRobot's dataset format, versions 2 and 3 (a folder
 :data:`COLUMNS` has the column names of published conversions of LIBERO. Row ``t`` is the observation *before* action
 ``t``. State and actions have LIBERO's units; some conversions code the gripper otherwise, see
 :class:`~rlt_gym.core.gripper.Gripper`. Pictures stand upright: they are LIBERO's pictures turned by 180 degrees.
-Reading needs the extra ``lerobot``, which installs pyarrow; the package ``lerobot`` is not needed.
+Reading needs the extra ``datasets``, which installs pyarrow; the package ``lerobot`` is not needed.
 """
 
 import io
@@ -30,6 +30,8 @@ COLUMNS = {
     "action": ("action", "actions"),
 }
 SIZES = {"state": 8, "action": 7}
+#: Where a dataset of ``rlt collect`` says how its demonstrations were made; LeRobot does not read this file.
+PROVENANCE = Path("meta") / "rlt.json"
 
 
 def is_lerobot(path: Path) -> bool:
@@ -46,7 +48,7 @@ def _parquet() -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise ValueError("LeRobot datasets need pyarrow: pip install 'rlt[lerobot]'.") from error
+        raise ValueError("LeRobot datasets need pyarrow: pip install 'rlt[datasets]'.") from error
     return pyarrow.parquet
 
 
@@ -164,6 +166,22 @@ class LeRobotDemo:
     def name(self) -> str:
         """``episode_i``."""
         return f"episode_{self.row['episode_index']}"
+
+    def __len__(self) -> int:
+        return int(self.row["length"])
+
+    @property
+    def object_positions(self) -> None:
+        """Not in such datasets."""
+        return None
+
+    @property
+    def frame_shape(self) -> tuple[int, int]:
+        """Height and width of the frames in pixels."""
+        feature = self.folder.info["features"][self.folder.columns["agentview"]]
+        channels_first = int(feature["shape"][0]) == 3
+        height, width = feature["shape"][1:] if channels_first else feature["shape"][:2]
+        return int(height), int(width)
 
     @property
     def attrs(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode
@@ -78,8 +79,8 @@ def make_rl_token_libero_vec(
         another registered format), ``"package.module:Class"`` of an allowed package, or an object that obeys
         :class:`~rlt_gym.vla.base.FrozenVLA`; see :func:`~rlt_gym.vla.registry.load_vla`.
     :param vla_kwargs: Further arguments of whoever makes a VLA that is named.
-    :param rl_token: ``"auto"``, ``"mean"`` (no RL token, but the mean of the VLA's picture tokens), a ``.safetensors``
-        path, or an encoder.
+    :param rl_token: ``"auto"``, ``"mean"`` (no RL token, but the mean of the VLA's picture tokens), ``"none"`` (a
+        single zero, for a VLA that gives no tokens), a ``.safetensors`` path, or an encoder.
     :param device: Where VLA and encoder run.
     :param image_size: Edge of the pictures in pixels; ``None`` = what the VLA's specification says, 128 if it says
         nothing. Another size than the VLA needs is refused.
@@ -94,6 +95,8 @@ def make_rl_token_libero_vec(
     """
     from rlt_gym.libero.vector_env import LiberoVectorEnv
     from rlt_gym.rl_token.io import load_rl_token
+    from rlt_gym.vla.batches import run_vla
+    from rlt_gym.vla.probing import example_observations
     from rlt_gym.vla.registry import load_vla
 
     penalty = None if gripper_penalty is None else _penalty_arguments(gripper_penalty)
@@ -103,6 +106,8 @@ def make_rl_token_libero_vec(
     quality = loaded.spec.check_render(render)
     frame_size = loaded.spec.check_frame_size(image_size)
     encoder = load_rl_token(rl_token, loaded, device)
+    # one made-up observation: what breaks the contract or does not fit into memory does so before simulators start
+    encoder(run_vla(loaded, example_observations(replace(loaded.spec, frame_size=frame_size), 1), ["do nothing"], [0]))
     env = LiberoVectorEnv(
         num_envs=num_envs,
         suite=suite,

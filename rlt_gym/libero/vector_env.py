@@ -72,7 +72,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
     :param group_size: How often each training initial state is played, g episodes in a row over all envs, for methods
         that compare episodes from one state; ``task_id`` and ``init_index`` tell the groups apart. Selection and
         evaluation play each state once all the same.
-    :param image_size: Side S of the pictures in pixels, at most 256.
+    :param image_size: Side S of the pictures in pixels, at most 512.
     :param render: ``"exact"`` (LIBERO's pictures bit for bit), ``"fast"`` (cheap robot, no multisampling) or
         ``"stock"`` (the pictures of ``"exact"``, drawn without any shortcut, to find the cause of a wrong pixel).
     :param max_episode_steps: Control steps before truncation, in every split; ``None``: the suite's horizon
@@ -132,7 +132,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
         tasks = get_tasks(suite, task_ids)
         if max_episode_steps is None and train_episode_steps is None:
             train_episode_steps = TRAIN_HORIZONS[suite]
-        image_size = checked_int("image_size", image_size, 16, 256)
+        image_size = checked_int("image_size", image_size, 16, 512)
         if render not in RENDER_QUALITIES:
             raise ValueError(f"render must be one of {RENDER_QUALITIES}, got {render!r}")
         if not isinstance(compiled, bool):
@@ -272,7 +272,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
         :return: What the function returned, in the order of ``arguments``.
         :raises WorkerError: The function raised, or a worker died; those that did are replaced.
         """
-        self._check_idle("call_workers")
+        self._check_no_step("call_workers")
         answers, failures = self._pool.ask(
             {env: ("call", {"function": function, **entry}) for env, entry in enumerate(arguments[: self.num_envs])},
             patience=10.0,

@@ -74,7 +74,23 @@ def check_encoder(encoder: object) -> Encoder:
     if missing or not callable(encoder):
         missing += [] if callable(encoder) else ["__call__"]
         raise ValueError(
-            f"rl_token is a {type(encoder).__name__}; it must be 'auto', 'mean', another registered name, a "
+            f"rl_token is a {type(encoder).__name__}; it must be 'auto', 'mean', 'none', another registered name, a "
             f".safetensors path or an encoder, but it lacks {', '.join(missing)} (see rlt_gym.rl_token.base.Encoder)."
         )
     return encoder  # type: ignore[return-value]
+
+
+def require_tokens(vla: FrozenVLA) -> None:
+    """
+    Refuse a VLA that gives no tokens: there can be no RL token of it.
+
+    :param vla: The VLA; ``no_tokens``, if it has this attribute, says why it gives none.
+    :raises ValueError: If it gives none.
+    """
+    reason = getattr(vla, "no_tokens", None)
+    if reason or vla.spec.kinds == ():
+        because = f" ({reason})" if reason else ""
+        raise ValueError(
+            f"The VLA {vla.spec.name!r} gives no tokens{because}, so there is no RL token of it: use rl_token='none' "
+            "(the learner sees proprioception and the VLA's chunk alone), or a server that gives tokens (`rlt serve`)."
+        )

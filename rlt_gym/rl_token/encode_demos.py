@@ -2,9 +2,8 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from tqdm import tqdm
 
 from rlt_gym.core.files import atomic_write, git_commit
 from rlt_gym.data.demo_set import resize_frames
-from rlt_gym.data.lerobot import LeRobotDemo, LeRobotFolder, is_lerobot
-from rlt_gym.data.libero_hdf5 import Demo, DemoFile, expand_paths
+from rlt_gym.data.lerobot import LeRobotDemo
+from rlt_gym.data.libero_hdf5 import Demo
+from rlt_gym.data.sources import DemoSource, demo_sources
 from rlt_gym.rl_token.base import Encoder
 from rlt_gym.rl_token.env import check_chunk_length
 from rlt_gym.rl_token.io import frozen_fingerprint, load_rl_token
@@ -42,12 +42,13 @@ class EncodeDemosConfig:
         :func:`encode_demos` itself.
     :param vla_kwargs: Further arguments of whoever makes this VLA.
     :param rl_token: RL-token encoder: "auto" (the shipped one of the VLA), "mean" (the mean of the VLA's picture
-        tokens), or the path of a file that ``rlt pretrain-token`` wrote.
+        tokens), "none" (a single zero, for a VLA that gives no tokens), or the path of a file that ``rlt
+        pretrain-token`` wrote.
     :param chunk_length: Control steps per row, that of the environment to train in.
     :param stride: Control steps from the beginning of a row to that of the next; must divide ``chunk_length``.
     :param instructions: Only the demonstrations of these tasks, in this order for ``task_ids``; ``None`` = all.
     :param task_ids: Task of each file, in sorted order of the files, then of each task of a LeRobot dataset; ``None`` =
-        what the files say (LeRobot's own numbers are not LIBERO's), else 0, 1, ...
+        what the files and datasets of ``rlt collect`` say, else 0, 1, ... (LeRobot's own numbers are not LIBERO's).
     :param max_demos: Most demonstrations per task; ``None`` = all.
     :param batch_size: Observations per forward pass, at most the VLA's ``max_batch``.
     :param image_size: Frames are pooled to this edge first; ``None`` = as they are.
@@ -136,11 +137,11 @@ def encode_demos(config: EncodeDemosConfig, vla: FrozenVLA | None = None, encode
     vla = load_vla(config.vla, config.device, config.vla_kwargs) if vla is None else load_vla(vla, config.device)
     token = load_rl_token(config.rl_token if encoder is None else encoder, vla, config.device)
     check_chunk_length(config.chunk_length, vla)
-    check_demos(vla.spec, [name for name in config.demos if not is_lerobot(Path(name))])
+    check_demos(vla.spec, config.demos)
     sources = _sources(config)
     columns: dict[str, list[np.ndarray]] = {}
     count = number = 0
-    for source in sources:
+    for source, task_id in sources:
         demos = islice(source.demos(), config.max_demos)  # one at a time: the file is open while they are read
         for demo in tqdm(demos, desc=source.instruction, unit="demo", disable=not config.progress):
             success = bool(demo.attrs.get("success", True))
@@ -149,14 +150,14 @@ def encode_demos(config: EncodeDemosConfig, vla: FrozenVLA | None = None, encode
             rows |= _tokens(demo, number, source.instruction, config, vla, token)
             number += 1
             size = len(rows["actions"])
-            rows["task_ids"] = np.full(size, source.task_id, dtype=np.int32)
+            rows["task_ids"] = np.full(size, task_id, dtype=np.int32)
             rows["successful"] = np.full(size, success)
             rows["intervention"] = np.arange(config.chunk_length) < rows["chunk_steps"][:, None]
             count += size
             for key, value in rows.items():
                 columns.setdefault(key, []).append(value)
     if not columns or not sum(int((steps > 0).sum()) for steps in columns["chunk_steps"]):
-        names = ", ".join(source.name for source in sources)
+        names = ", ".join(source.name for source, _ in sources)
         raise ValueError(f"No demonstration in {names} gives a row: collect some with `rlt collect`.")
     arrays = {key: np.ascontiguousarray(np.concatenate(parts)) for key, parts in columns.items()}
     provenance: dict[str, Any] = {
@@ -172,62 +173,35 @@ def encode_demos(config: EncodeDemosConfig, vla: FrozenVLA | None = None, encode
     return Path(config.output)
 
 
-@dataclass
-class _Source:
-    """
-    The demonstrations of one task in one file or dataset.
-
-    :param name: For messages.
-    :param instruction: Of the task.
-    :param task_id: That goes with its rows.
-    :param demos: Gives them, while it lasts: arrays are read from an open file.
-    """
-
-    name: str
-    instruction: str
-    task_id: int
-    demos: Callable[[], Iterable[Demo | LeRobotDemo]]
-
-
-def _sources(config: EncodeDemosConfig) -> list[_Source]:
-    """Find the requested demonstrations, in the order of ``task_ids``; only headers are read."""
-    folders = [Path(name) for name in config.demos if is_lerobot(Path(name))]
-    files = [name for name in config.demos if not is_lerobot(Path(name))]
-    sources = []
-    for number, path in enumerate(expand_paths(files) if files or not folders else []):
-        with DemoFile(path) as file:
-            task_id = int(file.env_args.get("task_id", number))
-            sources.append(_Source(path.name, file.instruction, task_id, partial(_read_file, path)))
-    for folder in folders:
-        dataset = LeRobotFolder(folder, config.lerobot_columns, config.lerobot_rotated, config.lerobot_gripper)
-        for task_id, instruction in sorted(dataset.tasks.items()):
-            sources.append(_Source(folder.name, instruction, task_id, partial(dataset.demos, task_id)))
+def _sources(config: EncodeDemosConfig) -> list[tuple[DemoSource, int]]:
+    """Find the requested demonstrations and their task ids, in the order of ``task_ids``."""
+    sources = demo_sources(config.demos, config.lerobot_columns, config.lerobot_rotated, config.lerobot_gripper)
+    ids = [
+        int(source.made.get("task_id", number if source.number is None else source.number))
+        for number, source in enumerate(sources)
+    ]
+    pairs = list(zip(sources, ids, strict=True))
     if config.instructions is not None:
         known = [source.instruction for source in sources]
         missing = sorted(set(config.instructions) - set(known))
         if missing:
             raise ValueError(f"There are no demonstrations of {missing}; there are some of {sorted(set(known))}.")
-        sources = [source for name in config.instructions for source in sources if source.instruction == name]
+        pairs = [pair for name in config.instructions for pair in pairs if pair[0].instruction == name]
     if config.task_ids is not None:
-        if len(config.task_ids) != len(sources):
+        if len(config.task_ids) != len(pairs):
             raise ValueError(
-                f"task_ids has {len(config.task_ids)} numbers for {len(sources)} tasks; it needs one for each."
+                f"task_ids has {len(config.task_ids)} numbers for {len(pairs)} tasks; it needs one for each."
             )
-        for source, task_id in zip(sources, config.task_ids, strict=True):
-            source.task_id = task_id
-    return sources
-
-
-def _read_file(path: Path) -> Iterator[Demo]:
-    with DemoFile(path) as file:
-        if float(file.env_args.get("noise", 0.0)) > 0.0:
+        pairs = [(source, task_id) for (source, _), task_id in zip(pairs, config.task_ids, strict=True)]
+    for source, _ in pairs:
+        if float(source.made.get("noise", 0.0)) > 0.0:
             warnings.warn(
-                f"{path.name} was collected with noise={file.env_args['noise']}: its actions are the expert's "
+                f"{source.name} was collected with noise={source.made['noise']}: its actions are the expert's "
                 "wishes, not exactly what was executed. Critics learn from such rows as from a noisy environment; "
                 "collect with --noise 0 to avoid it.",
-                stacklevel=2,
+                stacklevel=3,
             )
-        yield from file
+    return pairs
 
 
 def _tokens(

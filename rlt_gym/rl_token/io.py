@@ -18,9 +18,10 @@ from torch import nn
 
 from rlt_gym.core.files import atomic_write, write_json
 from rlt_gym.core.registry import Entry, Registry
-from rlt_gym.rl_token.base import Encoder, check_encoder
+from rlt_gym.rl_token.base import Encoder, check_encoder, require_tokens
 from rlt_gym.rl_token.decoder import RLTokenDecoder
 from rlt_gym.rl_token.encoder import FORMAT, RLTokenConfig, RLTokenEncoder
+from rlt_gym.rl_token.none import NoToken
 from rlt_gym.vla.base import FrozenVLA
 from rlt_gym.vla.registry import encoder_folders
 
@@ -48,18 +49,15 @@ def load_rl_token(
     Get a frozen RL-token encoder.
 
     :param rl_token: ``"auto"`` (the shipped weights that belong to ``vla``), ``"mean"`` (no RL token: the mean of the
-        VLA's picture tokens), another registered name, a ``.safetensors`` path, or an encoder.
+        VLA's picture tokens), ``"none"`` (a single zero, for a VLA without tokens), another registered name, a
+        ``.safetensors`` path, or an encoder.
     :param vla: The VLA to use it with; its fingerprint is compared.
     :param device: Device to run on.
     :return: The encoder in evaluation mode, without gradients.
     :raises ValueError: If the name is unknown, or the file missing, damaged, or another VLA's.
     """
-    no_tokens = getattr(vla, "no_tokens", None)
-    if vla is not None and no_tokens:
-        raise ValueError(
-            f"The VLA {vla.spec.name!r} gives no tokens ({no_tokens}), so there is no RL token of it: use it as a "
-            "reference only, or serve the policy with `rlt serve`."
-        )
+    if vla is not None and rl_token != "none" and not isinstance(rl_token, NoToken):
+        require_tokens(vla)
     found = ENCODERS.find(rl_token) if isinstance(rl_token, str) else None
     if found is not None:
         entry, arguments = found
@@ -199,3 +197,4 @@ def _shipped() -> Iterator[tuple[Path, dict[str, str]]]:
 
 register_encoder("auto", shipped_rl_token, "the shipped RL token that belongs to the VLA")
 register_encoder("mean", "rlt_gym.rl_token.mean:mean_token", "no RL token: the mean of the VLA's picture tokens")
+register_encoder("none", "rlt_gym.rl_token.none:no_token", "no RL token: one zero, for a VLA that gives no tokens")

@@ -15,6 +15,7 @@ from rlt_gym.core.files import git_commit
 from rlt_gym.core.training import has_bfloat16, warmup_cosine
 from rlt_gym.data.demo_set import frame_edge, load_demo_set
 from rlt_gym.data.storage import ArrayStorage
+from rlt_gym.rl_token.base import require_tokens
 from rlt_gym.rl_token.decoder import RLTokenDecoder, reconstruction_loss
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, count_parameters
 from rlt_gym.rl_token.io import load_rl_token, save_rl_token
@@ -29,7 +30,7 @@ class PretrainTokenConfig:
     """
     Settings of :func:`pretrain_token`.
 
-    :param demos: Demonstration files, glob patterns or folders.
+    :param demos: Demonstration files, glob patterns or folders, also of LeRobot datasets.
     :param vla: The frozen policy: a name or scheme of ``rlt list``, the path of a file that ``rlt train-vla`` wrote, or
         "package.module:Class" of an allowed package (``RLT_ALLOWED_IMPORTS``). Any other VLA is an argument of
         :func:`pretrain_token` itself.
@@ -119,6 +120,7 @@ def pretrain_token(config: PretrainTokenConfig, vla: FrozenVLA | None = None) ->
         torch.set_num_threads(config.threads)
     began = time.monotonic()
     vla = load_vla(config.vla, config.device, config.vla_kwargs) if vla is None else load_vla(vla, config.device)
+    require_tokens(vla)
     check_demos(vla.spec, config.demos)
     vla.spec.check_kinds(config.kinds)
     folder = Path(config.output).parent if config.scratch is None else config.scratch

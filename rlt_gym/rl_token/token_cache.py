@@ -8,7 +8,8 @@ import torch
 from tqdm import tqdm
 
 from rlt_gym.data.demo_set import DemoSet
-from rlt_gym.data.libero_hdf5 import ROBOT, DemoFile, expand_paths
+from rlt_gym.data.libero_hdf5 import ROBOT
+from rlt_gym.data.sources import demo_sources
 from rlt_gym.data.storage import IN_MEMORY, ArrayStorage
 from rlt_gym.rl_token.encoder import select_tokens
 from rlt_gym.vla.base import FrozenVLA, VLASpec, forward_seed
@@ -57,17 +58,16 @@ def check_demos(spec: VLASpec, demos: Sequence[str] = ()) -> None:
     Refuse a VLA that cannot read demonstrations of LIBERO.
 
     :param spec: Specification of the VLA.
-    :param demos: HDF5 files, glob patterns or folders. Files of ``rlt collect`` say how their pictures were drawn.
+    :param demos: HDF5 files, glob patterns or folders, also of LeRobot datasets. Those of ``rlt collect`` say how their
+        pictures were drawn.
     :raises ValueError: If it needs other cameras, another state or action, or pictures that were drawn otherwise.
     """
     spec.check_robot(ROBOT)
-    for path in expand_paths(demos) if demos else ():
-        with DemoFile(path) as file:
-            render = file.env_args.get("render")
+    for source in demo_sources(demos) if demos else ():
         try:
-            spec.check_render(render)
+            spec.check_render(source.made.get("render"))
         except ValueError as error:
-            raise ValueError(f"{path.name} has other pictures than the VLA needs: {error}") from error
+            raise ValueError(f"{source.name} has other pictures than the VLA needs: {error}") from error
 
 
 def check_demo_frames(spec: VLASpec, size: int) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Modules of this package that register VLAs on import. They are named, not imported: an adapter knows this module.
-MODULES = ("rlt_gym.vla.mini", "rlt_gym.vla.remote")
+MODULES = ("rlt_gym.vla.mini", "rlt_gym.vla.remote", "rlt_gym.vla.lerobot")
 #: Entry-point group in which other packages name the modules that register theirs.
 GROUP = "rlt.vlas"
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import VectorEnv
 from tqdm import tqdm
 
-from rlt_gym.vla.base import FrozenVLA, forward_seed
-from rlt_gym.vla.batches import run_vla
+from rlt_gym.vla.base import FrozenVLA
+from rlt_gym.vla.rollouts import play_episodes
 
 
 def success_rates(
@@ -49,33 +48,14 @@ def success_rates(
         settings["image_size"] = vla.spec.check_frame_size(env_kwargs.get("image_size"))
         env = gymnasium.make_vec(env_id, num_envs, **settings)
         try:
-            vla.spec.check_robot(env.metadata["robot"])
-            instruction, steps = _play(vla, env, n_states, seed)
+            episodes = list(play_episodes(vla, env, [(task_id, state) for state in range(n_states)], split, seed))
         finally:
             env.close()
-        solved = [count for count in steps.values() if count is not None]
+        solved = [episode.steps for episode in episodes if episode.success]
         rates[f"{suite}/{task_id}"] = {
-            "instruction": instruction,
+            "instruction": episodes[0].instruction,
             "successes": len(solved),
             "states": n_states,
             "mean_steps": float(np.mean(solved)) if solved else None,
         }
     return rates
-
-
-def _play(vla: FrozenVLA, env: VectorEnv, n_states: int, seed: int) -> tuple[str, dict[int, int | None]]:
-    """Play a task; return its instruction and each state's control steps to success, ``None`` for a failure."""
-    steps: dict[int, int | None] = {}
-    obs, infos = env.reset(seed=seed)
-    instruction = str(infos["instruction"][0])
-    while len(steps) < n_states:
-        inputs = {camera: obs[camera] for camera in vla.spec.cameras} | {"state": obs["proprio"]}
-        keys = zip(infos["noise_seed"].tolist(), infos["episode_steps"].tolist(), strict=True)
-        seeds = [forward_seed(noise_seed, step) for noise_seed, step in keys]
-        chunk = run_vla(vla, inputs, infos["instruction"], seeds).chunk
-        obs, _, terminations, truncations, infos = env.step(chunk.cpu().numpy())
-        for index in np.flatnonzero(terminations | truncations):
-            state = int(infos["final_info"]["init_index"][index])
-            if state < n_states:
-                steps[state] = int(infos["final_info"]["episode_steps"][index]) if terminations[index] else None
-    return instruction, steps

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import nn
 
 
-def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
+def load_weights(module: nn.Module, path: str | os.PathLike[str], names: Mapping[str, str] | None = None) -> None:
     """
     Copy the tensors of a ``.safetensors`` file into a network.
 
@@ -19,6 +19,8 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
 
     :param module: The network.
     :param path: The file. It must have exactly the parameters and persistent buffers of the network.
+    :param names: Where the file calls them otherwise: name in the network -> name in the file, all of them. Tensors
+        that the network uses in several places may have one name in the file. ``None`` = the same names.
     :raises ValueError: If a tensor is missing, surplus, or of another shape; the network is left as it was then.
     :raises safetensors.SafetensorError: If the file is damaged.
     :raises OSError: If there is no such file.
@@ -26,13 +28,16 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> None:
     own = module.state_dict()
     device = next((value.device for value in own.values()), torch.device("cpu"))
     with safe_open(path, framework="pt", device=str(device)) as file:
-        shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}
+        names = {key: key for key in file.keys()} if names is None else names
+        surplus = set(file.keys()) - set(names.values())
+        found = {**names, **{key: key for key in surplus}}
+        shapes = {key: tuple(file.get_slice(name).get_shape()) for key, name in found.items()}
         problems = _differences({key: tuple(value.shape) for key, value in own.items()}, shapes)
         if problems:
             raise ValueError(f"its tensors are not those of {type(module).__name__}: {'; '.join(problems)}")
         with torch.no_grad():
             for key, value in own.items():
-                value.copy_(file.get_tensor(key))
+                value.copy_(file.get_tensor(names[key]))
 
 
 def _differences(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> list[str]:

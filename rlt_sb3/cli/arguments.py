@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
@@ -140,12 +140,15 @@ def normalize(config_class: Any, args: Sequence[str]) -> list[str]:
     :return: the same in the parser's form
     """
     types = _types(config_class)
+    positional = [entry.name for entry in fields(config_class) if entry.metadata.get("positional")]
     out: list[str] = []
     rest = list(args)
     while rest:
         option, equals, value = rest.pop(0).partition("=")
         if not option.startswith("--"):
-            out.append(option + equals + value)
+            # a file that may be left out: the parser's own positional settings may not
+            prefix = f"--{positional.pop(0)}=" if positional else ""
+            out.append(prefix + option + equals + value)
             continue
         key = option[2:].replace("-", "_")
         hint = types.get(key)
@@ -157,8 +160,8 @@ def normalize(config_class: Any, args: Sequence[str]) -> list[str]:
             while rest and not rest[0].startswith("--"):
                 values.append(rest.pop(0))
             value, equals = (f"[{','.join(values)}]" if get_args(hint) == (int,) else json.dumps(values)), "="
-            if key == "merge":
-                out.append("")  # in the place of RUN
+        elif positional and not equals and following:
+            value, equals = rest.pop(0), "="
         out.append(f"--{key}{equals}{value}")
     return out
 

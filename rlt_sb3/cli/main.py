@@ -22,6 +22,11 @@ COMMANDS = {
         "rlt_gym.libero.collect:collect",
         "write demonstrations of the scripted expert",
     ),
+    "export-lerobot": (
+        "rlt_gym.data.lerobot_writer:ExportLeRobotConfig",
+        "rlt_gym.data.lerobot_writer:export_lerobot",
+        "write demonstration files as a LeRobot dataset, for lerobot-train",
+    ),
     "train-vla": (
         "rlt_gym.vla.mini.training:TrainVLAConfig",
         "rlt_gym.vla.mini.training:train_vla",
@@ -48,9 +53,14 @@ COMMANDS = {
         "frozen VLA evaluated, RL-token policy trained online, evaluated on the same states, report",
     ),
     "eval": (
-        "rlt_sb3.experiment.config:EvalConfig",
-        "rlt_sb3.experiment.evaluate_run:evaluate_run",
-        "evaluate a model of a run",
+        "rlt_sb3.experiment.eval_config:EvalConfig",
+        "rlt_sb3.experiment.evaluate:evaluate",
+        "evaluate a model of a run, or any frozen policy on LIBERO's suites",
+    ),
+    "compare": (
+        "rlt_sb3.experiment.eval_config:CompareConfig",
+        "rlt_sb3.experiment.evaluate:compare_files",
+        "compare two evaluations state by state",
     ),
     "serve": (
         "rlt_sb3.experiment.serve:ServeConfig",

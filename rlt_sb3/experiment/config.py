@@ -35,8 +35,8 @@ class EnvConfig:
     :param vla: frozen VLA: a name or scheme of ``rlt list``, the path of a file that ``rlt train-vla`` wrote, or
         "package.module:Class" of an allowed package (``RLT_ALLOWED_IMPORTS``)
     :param vla_kwargs: further arguments of whoever makes this VLA
-    :param rl_token: RL-token encoder: "auto" (the one trained for this VLA), the path of a checkpoint, or "mean"
-        (ablation: the mean of the VLA's image tokens)
+    :param rl_token: RL-token encoder: "auto" (the one trained for this VLA), the path of a checkpoint, "mean"
+        (ablation: the mean of the VLA's image tokens), or "none" (a single zero, for a VLA that gives no tokens)
     :param assets: meshes and textures: "auto", "embedded", "official" or a folder
     :param max_episode_steps: control steps after which an episode is cut off; None: the environment's own default
     :param train_episode_steps: control steps after which a training episode is cut off, at most ``max_episode_steps``;
@@ -247,61 +247,6 @@ def _check_plain(key: str, value: Any) -> None:
             f"{key} contains {error.args[-1]!r}, which cannot be written to config.yaml: give numbers, texts, lists "
             "and mappings only; classes as 'torch.nn:GELU', schedules as {start: 60, end: 5}."
         ) from error
-
-
-@dataclass
-class EvalConfig:
-    """Evaluate a finished (or interrupted) run; the architecture comes from the run itself.
-
-    :param run: folder of the run (left out with ``merge``)
-    :param model: "best", "last", "vla", or the path of a saved model
-    :param tasks: numbers of the suite's tasks to evaluate, ``--tasks 0 1``; they need not be training tasks. None: the
-        run's
-    :param n_states: number of initial states, over all tasks; None: the run's
-    :param split: set of initial states, "eval" or "selection"; None: "eval", with ``all_checkpoints`` "selection"
-    :param num_envs: number of simulators; None: the run's
-    :param vla: compare with the frozen VLA on the same states; it is played unless the run has its results
-    :param all_checkpoints: evaluate every checkpoint of the run instead of one model
-    :param max_parallel: number of checkpoints evaluated at once, each in a process with its own simulators
-    :param shard: "k/n": evaluate one model on only the k-th of n parts of the states
-    :param merge: files of all parts, to join into one evaluation: ``rlt eval --merge FILE FILE ...``
-    :param device: torch device of VLA and model; None: the run's ``env.device`` for the VLA, "cpu" for the model
-    :param out: JSON file to write, a CSV beside it; None: ``RUN/eval-MODEL-SPLIT.json``
-    :param progress: show a progress bar
-    """
-
-    run: str
-    model: str = "best"
-    tasks: list[int] | None = None
-    n_states: int | None = None
-    split: str | None = None
-    num_envs: int | None = None
-    vla: bool = True
-    all_checkpoints: bool = False
-    max_parallel: int = 1
-    shard: str | None = None
-    merge: list[str] | None = None
-    device: str | None = None
-    out: str | None = None
-    progress: bool = True
-
-    def check(self) -> None:
-        """Refuse settings that do not go together.
-
-        :raises ValueError: names them
-        """
-        if self.max_parallel < 1 or (self.max_parallel > 1 and not self.all_checkpoints):
-            raise ValueError(
-                "max_parallel must be 1, or with all_checkpoints a larger number of processes, got "
-                f"{self.max_parallel}."
-            )
-        if self.tasks is not None and len(set(self.tasks)) != max(len(self.tasks), 1):
-            raise ValueError(f"tasks must be one or more different numbers, for example --tasks 0 1, got {self.tasks}.")
-        if self.all_checkpoints and self.shard is not None:
-            raise ValueError(
-                "shard cannot be used with all_checkpoints, whose table has whole evaluations only: leave it out "
-                "(max_parallel shares that work among processes)."
-            )
 
 
 @dataclass

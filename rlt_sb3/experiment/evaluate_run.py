@@ -15,8 +15,9 @@ from rlt_sb3.evaluation.results import Evaluation, StateResult, csv_rows, dumps
 from rlt_sb3.evaluation.shards import merge, parse_shard
 from rlt_sb3.experiment.algorithms import get_algorithm
 from rlt_sb3.experiment.checkpoints import all_checkpoints
-from rlt_sb3.experiment.config import EvalConfig, TrainConfig, load_config
+from rlt_sb3.experiment.config import TrainConfig, load_config
 from rlt_sb3.experiment.environment import check_device, make_env
+from rlt_sb3.experiment.eval_config import EvalConfig
 from rlt_sb3.experiment.models import as_predictor, check_fits, load_model
 from rlt_sb3.experiment.parallel_eval import evaluate_in_parallel
 from rlt_sb3.experiment.progress import quiet_bar
@@ -34,12 +35,10 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
     :return: the outcome (with ``all_checkpoints``: of the best one)
     :raises ValueError: for a folder that is no run, an unknown model or split, before any process starts; for other
         frozen weights than those that the run was trained on, before anything is played
-    :raises MergeError: if the files of ``merge`` do not make one evaluation
     """
-    if config.merge is not None:
-        return _merge(config)
     config.check()
     shard = parse_shard(config.shard)
+    assert config.run is not None
     run = Path(config.run)
     settings = load_config(run / "config.yaml")
     if config.device is not None:
@@ -58,9 +57,9 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
     models = _models(config, run, settings)
     pairs = range(shard[0], n_states, shard[1])
     # with other tasks the same numbers are other states
-    vla = _known_vla(run, split, pairs) if config.vla and config.tasks is None and "vla" not in models else None
+    vla = _known_vla(run, split, pairs) if config.beside_vla and config.tasks is None and "vla" not in models else None
     wanted = dict(models)
-    if config.vla and vla is None:
+    if config.beside_vla and vla is None:
         wanted = {"vla": FROZEN_VLA} | models
     fingerprint = None
     if config.max_parallel > 1:
@@ -108,7 +107,8 @@ def _play(
     env = make_env(settings.env, split, settings.seed)
     try:
         fingerprint = env.metadata.get("fingerprint")
-        check_run(Path(config.run), of_run(Path(config.run)), fingerprint)
+        run = Path(config.run or "")
+        check_run(run, of_run(run), fingerprint)
         results = {}
         for label, (_, file) in models.items():
             if file is not None:
@@ -131,6 +131,7 @@ def _play(
 
 def _play_in_parallel(config: EvalConfig, models: Models, n_states: int, split: str) -> dict[str, Evaluation]:
     """Evaluate ``max_parallel`` models at a time, each with separate simulators."""
+    assert config.run is not None
     arguments = [config.run, "--split", split, "--n_states", str(n_states)]
     for option, value in (("--num_envs", config.num_envs), ("--device", config.device), ("--tasks", config.tasks)):
         arguments += [] if value is None else [option, str(value)]
@@ -187,7 +188,13 @@ def _tasks_suffix(config: EvalConfig) -> str:
     return "" if config.tasks is None else "-tasks-" + "-".join(map(str, config.tasks))
 
 
-def _merge(config: EvalConfig) -> Evaluation:
+def merge_run(config: EvalConfig) -> Evaluation:
+    """Join the parts of the evaluation of a run's model, and write JSON and CSV.
+
+    :param config: names the files
+    :return: the outcome
+    :raises MergeError: if the files do not make one evaluation
+    """
     assert config.merge is not None
     files = [Path(name) for name in config.merge]
     data = merge(files)

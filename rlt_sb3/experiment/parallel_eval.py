@@ -79,7 +79,7 @@ def evaluate_in_parallel(
 
 def _start(model: str, arguments: Sequence[str], stem: Path) -> _Job:
     out, log = stem.with_suffix(".json"), stem.with_suffix(".log")
-    own = ["--model", model, "--out", str(out), "--vla=false", "--progress=false"]
+    own = ["--model", model, "--out", str(out), "--beside_vla=false", "--progress=false"]
     with log.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "rlt_sb3", "eval", *arguments, *own],

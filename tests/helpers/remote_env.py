@@ -28,18 +28,19 @@ gym.register("RemoteLibero-v0", vector_entry_point=make)
 
 SERVER = """
 import sys
-from rlt_gym.testing import FakeVLA
+from rlt_gym.vla import load_vla
 from rlt_gym.vla.remote.server import PolicyServer, VLAService
-server = PolicyServer(VLAService(FakeVLA(), tokens_dtype="float32"), port=int(sys.argv[1]))
+server = PolicyServer(VLAService(load_vla(sys.argv[2]), tokens_dtype=sys.argv[3]), port=int(sys.argv[1]))
 print(server.port, flush=True)
 server.serve_forever()
 """
 
 
-class FakeVLAServer:
-    """A server of ``FakeVLA`` in a process of its own, which :meth:`kill` ends as a crash would."""
+class VLAServer:
+    """A server of a VLA in a process of its own, which :meth:`kill` ends as a crash would."""
 
-    def __init__(self):
+    def __init__(self, vla="rlt_gym.testing.vla:FakeVLA", tokens_dtype="float32"):
+        self.arguments = [vla, tokens_dtype]
         self.port, self.process = 0, None
 
     def __enter__(self):
@@ -50,9 +51,12 @@ class FakeVLAServer:
         self.kill()
 
     def start(self):
-        root = Path(__file__).parent.parent.parent
-        environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", SERVER, str(self.port)]
+        helpers = Path(__file__).parent
+        environment = os.environ | {
+            "PYTHONPATH": f"{helpers.parent.parent}{os.pathsep}{helpers}",
+            "RLT_ALLOWED_IMPORTS": "foreign_vla",
+        }
+        command = [sys.executable, "-c", SERVER, str(self.port), *self.arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         self.port = int(self.process.stdout.readline())
         deadline = time.monotonic() + 60

@@ -253,7 +253,7 @@ class LiberoSimulator:
         Draw pictures of several cameras.
 
         :param cameras: Key to camera name.
-        :param size: Side in pixels, at most 256.
+        :param size: Side in pixels, at most 512.
         :return: For each key a uint8 (size, size, 3), upside down.
         """
         if self._renderer is None:  # the GL context is made in the process and thread that draw
@@ -264,7 +264,7 @@ class LiberoSimulator:
         """
         Draw the scene for people.
 
-        :param size: Side in pixels, at most 256.
+        :param size: Side in pixels, at most 512.
         :return: Upright picture of the scene, uint8 (size, size, 3).
         """
         return self.pictures({"frame": "agentview"}, size)["frame"][::-1]

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from rlt_gym.core.files import git_commit
 from rlt_gym.core.training import has_bfloat16, warmup_cosine
 from rlt_gym.data.demo_set import DemoSet, frame_edge, load_demo_set
-from rlt_gym.data.libero_hdf5 import DemoFile, expand_paths
+from rlt_gym.data.sources import demo_sources
 from rlt_gym.vla.mini.model import MiniVLA, MiniVLAConfig, MiniVLANet, normalize_frames
 
 
@@ -26,7 +26,7 @@ class TrainVLAConfig:
     """
     Settings of :func:`train_vla`.
 
-    :param demos: Demonstration files, glob patterns or folders, one file per task.
+    :param demos: Demonstration files, glob patterns or folders, one file per task; folders of LeRobot datasets.
     :param output: ``.safetensors`` file to write; provenance goes beside it with suffix ``.json``.
     :param model: Architecture.
     :param steps: Gradient steps.
@@ -262,10 +262,7 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
 
 def _said(config: TrainVLAConfig, setting: str) -> str | None:
     """Return a setting with which all demonstrations were collected, ``None`` if it is unknown or they differ."""
-    values = set()
-    for path in expand_paths(config.demos):
-        with DemoFile(path) as file:
-            values.add(file.env_args.get(setting))
+    values = {source.made.get(setting) for source in demo_sources(config.demos)}
     return values.pop() if len(values) == 1 else None
 
 
@@ -273,9 +270,8 @@ def _success_rates(config: TrainVLAConfig) -> dict[str, Any]:
     from rlt_gym.vla.success_rates import success_rates
 
     played: dict[str, Any] = {"split": "selection"}
-    for path in expand_paths(config.demos):
-        with DemoFile(path) as file:
-            suite, task_id = file.env_args["suite"], file.env_args["task_id"]
+    for source in demo_sources(config.demos):
+        suite, task_id = source.made["suite"], source.made["task_id"]
         vla = MiniVLA.load(config.output)
         played |= success_rates(
             vla, suite, [task_id], config.eval_states, assets=config.assets, progress=config.progress

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rlt_gym.vla.base import VLAObs, VLAOutput, VLASpec, VLAUnavailableError
+from rlt_gym.vla.base import TOKEN_KINDS, VLAObs, VLAOutput, VLASpec, VLAUnavailableError
+from rlt_gym.vla.patches import COUNT, EDGE, PATCH, WIDTH, patch_tokens
 from rlt_gym.vla.remote import openpi
 from rlt_gym.vla.remote.codec import pack
 from rlt_gym.vla.remote.connection import Connection, address_of
@@ -18,6 +19,9 @@ from rlt_gym.vla.remote.protocol import PORT, read_description
 
 if TYPE_CHECKING:
     from typing import Self
+
+#: Why there is no RL token of a policy behind openpi's server.
+NO_TOKENS = "openpi's servers send actions and no hidden states; vla_kwargs {tokens: pictures} takes the pictures'"
 
 
 class _Served:
@@ -204,9 +208,10 @@ def _joined(parts: Sequence[Mapping[str, torch.Tensor]], device: torch.device) -
 
 class OpenPIVLA(_Served):
     """
-    A policy behind openpi's own server, as a reference only: such a server sends actions and no hidden states.
+    A policy behind openpi's own server. Such a server sends actions and no hidden states.
 
-    Its outputs have no tokens, and RL tokens refuse it. The noise of the policy cannot be
+    So there is no RL token of the policy: ``rl_token="none"`` gives the learner a zero in its place, and with
+    ``tokens="pictures"`` an RL token of the pictures themselves can be trained. The noise of the policy cannot be
     seeded from here, so the same episode differs from run to run. One observation is asked at a time.
 
     :param host: The server's name or address.
@@ -220,13 +225,12 @@ class OpenPIVLA(_Served):
     :param state_dim: Numbers of the state that the policy needs.
     :param frame_size: Edge in pixels of the frames that the environment is to draw; 256 in openpi's LIBERO client.
     :param assets: Kind of assets that the policy was trained on.
+    :param tokens: ``"none"``, or ``"pictures"``: patches of the pictures (:mod:`rlt_gym.vla.patches`).
     :raises ValueError: If the extra is missing, or the server gives no actions.
     :raises VLAUnavailableError: If there is no server, or it wants another key.
     """
 
     SCHEME, PORT = "openpi", 8000
-    #: Why there is no RL token of it.
-    no_tokens = "openpi's servers send actions and no hidden states"
 
     def __init__(
         self,
@@ -242,16 +246,24 @@ class OpenPIVLA(_Served):
         state_dim: int = 8,
         frame_size: int = openpi.FRAME_SIZE,
         assets: str | None = "official",
+        tokens: str = "none",
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        if tokens not in ("none", "pictures"):
+            raise ValueError(f"tokens of an openpi:// VLA may be 'none' or 'pictures', got {tokens!r}.")
         super().__init__(Connection(host, port, key, timeout, patience, wait, max_bytes), device, arguments)
-        self._fingerprint = "openpi-" + hashlib.sha256(pack(self._connection.metadata)).hexdigest()
+        metadata, patches = self._connection.metadata, tokens == "pictures"
+        said = [metadata, "pictures", EDGE, PATCH] if patches else metadata
+        self._fingerprint = "openpi-" + hashlib.sha256(pack(said)).hexdigest()
+        #: Why there is no RL token of it.
+        self.no_tokens = "" if patches else NO_TOKENS
         blank = {camera: np.zeros((1, frame_size, frame_size, 3), np.uint8) for camera in openpi.CAMERAS}
         # the metadata do not say how long a chunk is
         actions = self._ask({**blank, "state": np.zeros((1, state_dim), np.float32)}, "", 0)
         self._spec = VLASpec(
             "openpi",
-            token_dim=1,
+            token_dim=WIDTH if patches else 1,
+            max_tokens=COUNT * len(openpi.CAMERAS) if patches else None,
             horizon=actions.shape[0],
             action_dim=actions.shape[1],
             stochastic=True,
@@ -260,7 +272,7 @@ class OpenPIVLA(_Served):
             assets=assets,
             frame_size=frame_size,
             state_dim=state_dim,
-            kinds=(),
+            kinds=("image",) if patches else (),
             upside_down=True,
         )
 
@@ -275,14 +287,18 @@ class OpenPIVLA(_Served):
         :param obs: Raw observations, see :data:`~rlt_gym.vla.base.VLAObs`.
         :param tasks: One instruction per row.
         :param seed: Not used: the protocol has none.
-        :return: The chunk; no tokens.
+        :return: The chunk, and the tokens that were chosen.
         :raises VLAUnavailableError: If the server is gone.
         """
         chunk = np.stack([self._ask(obs, task, row) for row, task in enumerate(tasks)])
-        shape, device = (len(tasks), 0), self._device
+        if self.no_tokens:
+            tokens = torch.zeros(len(tasks), 0, 1)
+        else:
+            tokens = patch_tokens([obs[camera] for camera in self._spec.cameras])
+        shape, device = tokens.shape[:2], self._device
         return VLAOutput(
-            tokens=torch.zeros((*shape, 1), device=device),
-            mask=torch.zeros(shape, dtype=torch.bool, device=device),
-            kind=torch.zeros(shape, dtype=torch.uint8, device=device),
+            tokens=tokens.to(device),
+            mask=torch.ones(shape, dtype=torch.bool, device=device),
+            kind=torch.full(shape, TOKEN_KINDS["image"], dtype=torch.uint8, device=device),
             chunk=torch.from_numpy(chunk).to(device),
         )

@@ -251,7 +251,7 @@ def test_options_of_others_are_ignored_with_a_warning(num_envs):
     """Minari hands its own ones on to every environment."""
     env = make(num_envs, seed=3, autoreset_mode=AutoresetMode.DISABLED)
     env = SingleEnv(env) if num_envs == 1 else env
-    with pytest.warns(UserWarning, match=r"\['minari_autoseed', 'split'\] are ignored; .* init_states, reset_mask and"):
+    with pytest.warns(UserWarning, match=r"\['minari_autoseed', 'split'\] are ignored; .* init_states, reset_mask, "):
         _, info = env.reset(options={"minari_autoseed": False, "init_states": "eval", "split": "train"})
     assert np.all(info["init_index"] == 0) and getattr(env, "vector_env", env).init_states == "eval"
 

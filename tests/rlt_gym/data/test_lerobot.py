@@ -235,7 +235,7 @@ def test_clear_errors(tmp_path, monkeypatch):
         encode_demos(config, CountingVLA(), ReadingEncoder())
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ValueError, match=r"pip install 'rlt\[lerobot\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'rlt\[datasets\]'"):
         LeRobotFolder(tmp_path / "two")
 
 

@@ -284,9 +284,9 @@ def test_the_command(monkeypatch, capsys):
     assert main(rough) == 0, "half precision"
     assert main([*rough, "--vla_kwargs.dtype", "float32"]) == 1 == main([*rough, "--tolerance", "0.001"])
     assert capsys.readouterr().out.count("1 checks failed: single row") == 2
-    assert main(["vla", "check", "lerobot:x/y"]) == 2
+    assert main(["vla", "check", "gr00t:x/y"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("rlt vla: Unknown VLA 'lerobot:x/y': no such scheme") and error.count("\n") == 1
+    assert error.startswith("rlt vla: Unknown VLA 'gr00t:x/y': no such scheme") and error.count("\n") == 1
 
 
 def test_fingerprint_and_size_of_the_batch():

@@ -18,7 +18,7 @@ from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_gym.vla import list_vlas, load_vla, register_vla, register_vla_format
 from rlt_gym.vla.registry import FORMATS, VLAS
 
-SHIPPED = ["mini", "mini-slow", "mini-spatial", "rlt:", "openpi:"]
+SHIPPED = ["mini", "mini-slow", "mini-spatial", "rlt:", "openpi:", "lerobot:"]
 
 
 @pytest.fixture(autouse=True)
@@ -256,8 +256,8 @@ def test_a_vla_that_is_on_the_device_is_not_moved(monkeypatch):
     env = RLTokenVectorEnv(FakeLiberoVectorEnv(1, chunk_length=4), vla, MeanToken(12), device="meta")
     assert env.vla is vla
     monkeypatch.setattr("rlt_gym.libero.vector_env.LiberoVectorEnv", FakeLiberoVectorEnv)
-    assert make_rl_token_libero_vec(1, vla=vla, rl_token="mean", device="meta").vla is vla
     vla.device = torch.device("cpu")
+    assert make_rl_token_libero_vec(1, vla=vla, rl_token="mean", device="cpu").vla is vla
     assert load_vla(vla, torch.device("cpu")) is load_vla(vla) is vla
 
 
@@ -293,7 +293,7 @@ def test_an_encoder_of_ones_own():
         np.testing.assert_array_equal(obs["z_rl"], obs["proprio"])
     with pytest.raises(ValueError, match="other width"):
         load_rl_token("first", FakeVLA())
-    with pytest.raises(ValueError, match="Unknown RL token 'frist': allowed are 'auto', 'mean', 'first', the path"):
+    with pytest.raises(ValueError, match="'frist': allowed are 'auto', 'mean', 'none', 'first', the path"):
         load_rl_token("frist", vla)
     with pytest.raises(ValueError, match=r"rl_token is a ToyVLA; .* it lacks z_dim, check_vla, __call__"):
         load_rl_token(vla, vla)
@@ -327,7 +327,7 @@ def test_a_run_with_a_class_of_ones_own_is_trained_and_evaluated(monkeypatch, tm
     import yaml
     from run_helpers import quick
 
-    from rlt_sb3.experiment.config import EvalConfig
+    from rlt_sb3.experiment.eval_config import EvalConfig
     from rlt_sb3.experiment.evaluate_run import evaluate_run
     from rlt_sb3.experiment.train import train
 

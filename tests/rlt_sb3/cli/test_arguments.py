@@ -4,7 +4,8 @@ import pytest
 
 from rlt_sb3.cli.arguments import normalize, read_words
 from rlt_sb3.cli.main import main, parse
-from rlt_sb3.experiment.config import EvalConfig, TrainConfig
+from rlt_sb3.experiment.config import TrainConfig
+from rlt_sb3.experiment.eval_config import EvalConfig
 
 
 @pytest.mark.parametrize(
@@ -75,13 +76,13 @@ def test_other_words_keep_their_order():
     with pytest.raises(ValueError, match="There is no file 'x'"):
         read_words(words, EvalConfig)
     assert read_words([word for word in words if word != "--config=x"], EvalConfig).for_parser() == [
-        "run", "--model", "vla", "--out", "-5", "--device", "cpu"
+        "--run=run", "--model", "vla", "--out", "-5", "--device", "cpu"
     ]  # fmt: skip
 
 
 def test_normalize():
     assert normalize(EvalConfig, ["r", "--all-checkpoints", "--num-envs", "3"]) == [
-        "r", "--all_checkpoints=true", "--num_envs", "3"
+        "--run=r", "--all_checkpoints=true", "--num_envs", "3"
     ]  # fmt: skip
     assert normalize(TrainConfig, ["--rlt.bc_coef", "3", "--env.id=a=b"]) == ["--rlt.bc_coef", "3", "--env.id=a=b"]
 

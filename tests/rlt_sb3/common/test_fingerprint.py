@@ -15,7 +15,7 @@ from rlt_gym.rl_token.mean import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_sb3 import GymnasiumVecEnv
 from rlt_sb3.cli.main import main
-from rlt_sb3.experiment.config import EvalConfig
+from rlt_sb3.experiment.eval_config import EvalConfig
 from rlt_sb3.experiment.evaluate_run import evaluate_run
 from rlt_sb3.experiment.train import resume, train
 

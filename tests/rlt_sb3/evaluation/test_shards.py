@@ -17,7 +17,8 @@ from rlt_sb3.cli.arguments import normalize
 from rlt_sb3.cli.main import main
 from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.evaluation.shards import parse_shard
-from rlt_sb3.experiment.config import EnvConfig, EvalConfig, EvalSettings, TrainConfig, save_config
+from rlt_sb3.experiment.config import EnvConfig, EvalSettings, TrainConfig, save_config
+from rlt_sb3.experiment.eval_config import EvalConfig
 from rlt_sb3.experiment.evaluate_run import evaluate_run
 from rlt_sb3.experiment.train import train
 
@@ -271,11 +272,14 @@ def test_no_checkpoints(run, tmp_path):
 
 def test_forms_of_the_command_line():
     assert normalize(EvalConfig, ["r", "--all-checkpoints", "--num-envs", "3"]) == [
-        "r", "--all_checkpoints=true", "--num_envs", "3",
+        "--run=r", "--all_checkpoints=true", "--num_envs", "3",
     ]  # fmt: skip
-    assert normalize(EvalConfig, ["--vla", "false", "r"]) == ["--vla", "false", "r"]
-    assert normalize(EvalConfig, ["--merge", "a", "b", "--out", "c"]) == ["", '--merge=["a", "b"]', "--out", "c"]
-    assert normalize(EvalConfig, ["r", "--tasks", "3,5", "8"]) == ["r", "--tasks=[3,5,8]"]
+    assert normalize(EvalConfig, ["--beside-vla", "false", "--out", "o", "r"]) == [
+        "--beside_vla=false", "--out=o", "--run=r",
+    ]  # fmt: skip
+    assert normalize(EvalConfig, ["--merge", "a", "b", "--out", "c"]) == ['--merge=["a", "b"]', "--out=c"]
+    assert normalize(EvalConfig, ["r", "--tasks", "3,5", "8"]) == ["--run=r", "--tasks=[3,5,8]"]
+    assert normalize(EvalConfig, ["--vla", "mini", "--suites", "a", "b"]) == ["--vla=mini", '--suites=["a", "b"]']
     assert parse_shard(None) == (0, 1) and parse_shard("2/3") == (1, 3)
     for bad in ("0/3", "3", "a/b", "1/2/3"):
         with pytest.raises(ValueError, match="shard must be k/n"):

@@ -15,8 +15,9 @@ from rlt_sb3 import RLT, GymnasiumVecEnv
 from rlt_sb3.cli.main import main
 from rlt_sb3.common.flat_actions import FlatActions, WholeChunkReplayBuffer
 from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
-from rlt_sb3.experiment.config import EnvConfig, EvalConfig, EvalSettings, ReportConfig
+from rlt_sb3.experiment.config import EnvConfig, EvalSettings, ReportConfig
 from rlt_sb3.experiment.environment import make_env
+from rlt_sb3.experiment.eval_config import EvalConfig
 from rlt_sb3.experiment.evaluate_run import evaluate_run
 from rlt_sb3.experiment.imports import check_hooks, check_import, resolve_class, resolve_classes
 from rlt_sb3.experiment.models import load_model

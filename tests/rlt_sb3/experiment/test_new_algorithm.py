@@ -15,7 +15,8 @@ from rlt_sb3.cli.main import main, parse
 from rlt_sb3.experiment import algorithms
 from rlt_sb3.experiment.algorithms import Algorithm, algorithm_names, get_algorithm, labels, register_algorithm
 from rlt_sb3.experiment.checkpoints import all_checkpoints, resumable_checkpoints
-from rlt_sb3.experiment.config import EvalConfig, EvalSettings, ReportConfig, TrainConfig, load_config, save_config
+from rlt_sb3.experiment.config import EvalSettings, ReportConfig, TrainConfig, load_config, save_config
+from rlt_sb3.experiment.eval_config import EvalConfig
 from rlt_sb3.experiment.evaluate_run import evaluate_run
 from rlt_sb3.experiment.models import load_model
 from rlt_sb3.experiment.report import read_metrics, report

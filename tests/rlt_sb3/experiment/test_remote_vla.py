@@ -11,7 +11,7 @@ from run_helpers import SMALL_RLT, environment, quick, same
 pytest.importorskip("websockets")
 pytest.importorskip("msgpack")
 
-from remote_env import FakeVLAServer
+from remote_env import VLAServer
 
 from rlt_sb3 import RLT
 from rlt_sb3.common.errors import RunError
@@ -32,7 +32,7 @@ def no_report(monkeypatch):
 
 @pytest.fixture
 def server():
-    with FakeVLAServer() as server:
+    with VLAServer() as server:
         yield server
 
 
@@ -192,3 +192,25 @@ def test_a_chunk_that_is_nan_ends_the_run_with_one_line(tmp_path, monkeypatch):
     ):
         train(config_of(tmp_path, server))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.sim
+@pytest.mark.expensive
+@pytest.mark.filterwarnings("ignore:The VLA server")
+def test_on_libero_with_a_large_stochastic_vla(tmp_path, monkeypatch):
+    """50 steps, tokens of width 2048 in half precision, 224 exact pixels: 200 chunks, with a crash in between."""
+    with VLAServer("foreign_vla:LiberoForeignVLA", "float16") as server:
+        config = quick(
+            tmp_path, "RLToken-LIBERO-v0", total_chunks=200, evaluation=EvalSettings(2, 2, 200, videos=False)
+        )
+        config.env.vla, config.env.vla_kwargs = f"rlt://127.0.0.1:{server.port}", {"patience": 1.0}
+        config.env.rl_token, config.env.task_ids, config.env.chunk_length = "mean", [1], 8
+        config.env.assets = "embedded"
+        with monkeypatch.context() as patch:
+            at_chunk(90, server.kill, patch)
+            with pytest.raises(RunError, match="90 chunks are saved"):
+                train(config)
+        server.start()
+        resume(tmp_path / "toy")
+    model = RLT.load(tmp_path / "toy" / "model.zip", device="cpu")
+    assert model.num_timesteps == 200 and model.observation_space["z_rl"].shape == (2048,)

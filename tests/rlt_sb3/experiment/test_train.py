@@ -13,8 +13,9 @@ from run_helpers import small
 from rlt_sb3.common.files import replacing
 from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.checkpoints import all_checkpoints
-from rlt_sb3.experiment.config import EnvConfig, EvalConfig, EvalSettings, load_config, save_config
+from rlt_sb3.experiment.config import EnvConfig, EvalSettings, load_config, save_config
 from rlt_sb3.experiment.environment import make_env
+from rlt_sb3.experiment.eval_config import EvalConfig
 from rlt_sb3.experiment.evaluate_run import evaluate_run
 from rlt_sb3.experiment.run_dir import RunDir
 from rlt_sb3.experiment.train import train

@@ -13,8 +13,8 @@ import torch
 pytest.importorskip("websockets")
 pytest.importorskip("msgpack")
 
+from other_servers import Other, plain_openpi
 from vla_helpers import observations, tiny_vla
-from websockets.sync.server import serve
 
 from rlt_gym.rl_token.io import load_rl_token
 from rlt_gym.testing import FakeVLA
@@ -298,27 +298,6 @@ def test_missing_extra(monkeypatch):
 # ------------------------------------------------------------------------------------------------ other servers
 
 
-class Other:
-    """A server written for these tests, which shares no code with ours but the codec."""
-
-    def __init__(self, metadata, answer=None):
-        def talk(connection):
-            connection.send(metadata)
-            for message in connection:
-                connection.send(answer(message))
-
-        self._server = serve(talk, "127.0.0.1", 0, compression=None, max_size=None)
-        self.port = self._server.socket.getsockname()[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *unused):
-        self._server.shutdown()
-
-
 def good_metadata(**changes):
     return dict(VLAService(FakeVLA()).metadata) | changes
 
@@ -377,19 +356,6 @@ def test_too_large_a_reply():
         RemoteVLA(port=server.port, max_bytes=1 << 16, patience=60.0).forward(observations(1, size=16), TASKS[:1])
 
 
-def plain_openpi(request):
-    """What openpi's server answers, its checks of the form included."""
-    obs = unpack(request)
-    assert set(obs) == {"observation/image", "observation/wrist_image", "observation/state", "prompt"}
-    assert obs["observation/image"].shape == obs["observation/wrist_image"].shape == (224, 224, 3)
-    assert obs["observation/image"].dtype == np.uint8 and obs["observation/state"].shape == (8,)
-    actions = np.zeros((10, 7))
-    actions[:, 0] = obs["observation/state"][0] * 3
-    actions[:, 1] = obs["observation/image"][0, 0, 0] / 255  # upper left as openpi turns it
-    actions[:, 6] = len(obs["prompt"]) / 100
-    return pack({"actions": actions, "policy_timing": {"infer_ms": 1.0}})
-
-
 def test_a_plain_openpi_server_gives_chunks_only():
     obs = observations(3, size=256)
     obs["agentview"][:, -32:, -32:] = np.array([10, 20, 30], np.uint8)[:, None, None, None]  # lower right in raw frames
@@ -408,7 +374,7 @@ def test_a_plain_openpi_server_gives_chunks_only():
 def test_a_plain_openpi_server_has_no_rl_token(rl_token):
     with Other(pack({}), plain_openpi) as server:
         vla = OpenPIVLA(port=server.port)
-    with pytest.raises(ValueError, match=r"The VLA 'openpi' gives no tokens \(openpi's servers .*reference only"):
+    with pytest.raises(ValueError, match=r"The VLA 'openpi' gives no tokens \(openpi's servers .*rl_token='none'"):
         load_rl_token(rl_token, vla)
 
 

@@ -1,0 +1,73 @@
+"""Demonstrations of one task, wherever they lie: files in LIBERO's HDF5 layout and LeRobot datasets are read alike."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlt_gym.data.lerobot import PROVENANCE, LeRobotDemo, LeRobotFolder, is_lerobot
+from rlt_gym.data.libero_hdf5 import Demo, DemoFile, expand_paths
+
+
+@dataclass(frozen=True)
+class DemoSource:
+    """
+    The demonstrations of one task in one file or dataset.
+
+    :param name: Of the file or folder, for messages.
+    :param instruction: Of the task.
+    :param made: How they were made, as ``rlt collect`` wrote it: suite, task id, assets, render, ...; else empty.
+    :param number: Task in a LeRobot dataset, which is not LIBERO's; ``None`` for a file.
+    :param demos: Reads them one by one: the arrays of each only while it lasts.
+    """
+
+    name: str
+    instruction: str
+    made: Mapping[str, Any]
+    number: int | None
+    demos: Callable[[], Iterator[Demo | LeRobotDemo]]
+
+
+def demo_sources(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    columns: Mapping[str, str] | None = None,
+    rotated: bool = True,
+    gripper: str = "env",
+) -> list[DemoSource]:
+    """
+    Find demonstrations; only headers are read.
+
+    :param paths: HDF5 files, glob patterns or folders of them; folders of LeRobot datasets.
+    :param columns: Of LeRobot datasets, see :class:`~rlt_gym.data.lerobot.LeRobotFolder`.
+    :param rotated: Likewise.
+    :param gripper: Likewise.
+    :return: First the files in sorted order, then each dataset's tasks.
+    :raises ValueError: If something is missing or damaged.
+    """
+    names = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    folders = [Path(name) for name in names if is_lerobot(Path(name))]
+    files = [name for name in names if not is_lerobot(Path(name))]
+    sources = []
+    for path in expand_paths(files) if files or not folders else []:
+        with DemoFile(path) as file:
+            sources.append(DemoSource(path.name, file.instruction, file.env_args, None, partial(_read_file, path)))
+    for folder in folders:
+        dataset = LeRobotFolder(folder, columns, rotated, gripper)
+        made = json.loads((folder / PROVENANCE).read_text()) if (folder / PROVENANCE).is_file() else {}
+        for number, instruction in sorted(dataset.tasks.items()):
+            task_id = made.get("tasks", {}).get(instruction)
+            task = made if task_id is None else made | {"task_id": task_id}
+            sources.append(DemoSource(folder.name, instruction, task, number, partial(_read_folder, dataset, number)))
+    return sources
+
+
+def _read_file(path: Path) -> Iterator[Demo]:
+    with DemoFile(path) as file:
+        yield from file
+
+
+def _read_folder(dataset: LeRobotFolder, number: int) -> Iterator[LeRobotDemo]:
+    yield from dataset.demos(number)
