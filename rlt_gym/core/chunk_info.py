@@ -1,4 +1,4 @@
-"""What a chunk did in one environment, and what the infos of a chunked vector environment say about it."""
+"""Tasks, what a chunk did in one environment, and what the infos of a chunked vector environment say about it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,19 @@ import numpy as np
 from rlt_gym.core.episodes import Episode
 
 Observation = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Task:
+    """
+    What the infos say about a task.
+
+    :param task_id: Its number in the suite.
+    :param instruction: What the robot is told to do.
+    """
+
+    task_id: int
+    instruction: str
 
 
 @dataclass

@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.error import ClosedEnvironmentError
+from gymnasium.error import NoAsyncCallError
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rlt_gym.core.chunk_info import Observation, Played, chunk_info, inner_info
+from rlt_gym.core.chunk_info import Observation, Played, Task, chunk_info, inner_info
+from rlt_gym.core.drawing import Drawing
 from rlt_gym.core.episodes import Episode, EpisodeSequence
 from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
 from rlt_gym.workers.named import checked_int
 
+__all__ = ["ChunkVectorEnv", "Infos", "Observation", "Played", "Task"]
+
 Infos = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Task:
-    """
-    What the infos say about a task.
-
-    :param task_id: Its number in the suite.
-    :param instruction: What the robot is told to do.
-    """
-
-    task_id: int
-    instruction: str
-
-
-class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
+class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
     """
     N environments that play chunks of C control steps together; a subclass adds the simulators.
 
     A subclass implements :meth:`_start_episodes`, :meth:`_play` and, for a ``render_mode``, :meth:`_draw`, each for
     several environments at once. Simulators that live in this process are simpler to add with
     :class:`~rlt_gym.core.in_process.InProcessVectorEnv`.
+
+    :meth:`step` has two parts, :meth:`step_async` and :meth:`step_wait`. Simulators in other processes play between
+    them if the subclass implements :meth:`_begin_play` and :meth:`_end_play` instead of :meth:`_play`.
 
     The action is float32 (C, d) in [-1, 1]. A chunk ends at success or at the horizon after k <= C steps. The reward is
     the sum over the executed steps. ``terminated`` means success, ``truncated`` means the horizon.
@@ -168,8 +161,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         self._dones = np.zeros(self.num_envs, dtype=bool)
         #: Environments that a list of episodes has left without one.
         self._idle: set[int] = set()
-        #: Environments that are drawn at every control step, see :meth:`film`.
-        self._filmed: frozenset[int] = frozenset()
+        #: Of a step that has begun: the environments that play nothing in it, the chunks of the others.
+        self._begun: tuple[set[int], dict[int, np.ndarray]] | None = None
         #: How often the simulator of each env was replaced.
         self._restarts = np.zeros(self.num_envs, dtype=np.int64)
 
@@ -194,14 +187,21 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         """
         raise NotImplementedError
 
-    def _draw(self, envs: Sequence[int]) -> dict[int, np.ndarray]:
+    def _begin_play(self, chunks: dict[int, np.ndarray]) -> None:
         """
-        Draw some of the environments.
+        Send the chunks of a step to the simulators, without waiting for them; by default nothing is done yet.
 
-        :param envs: Indices of the environments.
-        :return: By environment, an upright uint8 (H, W, 3) frame.
+        :param chunks: As for :meth:`_play`.
         """
-        raise NotImplementedError(f"{type(self).__name__} draws no frames")
+
+    def _end_play(self, chunks: dict[int, np.ndarray]) -> dict[int, Played]:
+        """
+        Wait until the simulators have played the chunks; by default they are played now.
+
+        :param chunks: As for :meth:`_play`, those that :meth:`_begin_play` got.
+        :return: As of :meth:`_play`.
+        """
+        return self._play(chunks)
 
     # ------------------------------------------------------------------ what it plays
 
@@ -235,10 +235,6 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         if self.sequence.split == "train" and self.train_episode_steps is not None:
             return min(self.train_episode_steps, self.max_episode_steps)  # set_attr may have changed one of them
         return self.max_episode_steps
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ClosedEnvironmentError(f"this {type(self).__name__} was closed: make a new one")
 
     def _episode(self, env: int) -> Episode:
         episode = self.episodes[env]
@@ -277,10 +273,13 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         """
         self._check_open()
         mask, split, shard, episodes = self.sequence.checked_options(options, [task.task_id for task in self.tasks])
+        if not mask.all():
+            self._check_no_step("reset")
         if any(episode is None for env, episode in enumerate(self.episodes) if not mask[env]):
             raise ValueError(f"reset_mask must select all environments in the first reset, got {mask!r}")
         seed = self.sequence.base_seed(seed)
         super().reset(seed=seed)
+        self._begun = None
         if mask.all():
             self.sequence.restart(split, seed, shard)
             self._idle.clear()
@@ -333,7 +332,20 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         :raises RuntimeError: An environment must be reset first.
         :raises gymnasium.error.ClosedEnvironmentError: The environment was closed.
         """
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """
+        Begin a step: simulators in other processes play while the caller does something else.
+
+        Until :meth:`step_wait` nothing else may be asked of the environment. A full :meth:`reset` gives the step up.
+
+        :param actions: As for :meth:`step`, which also says what is raised.
+        :raises gymnasium.error.AlreadyPendingCallError: A step has begun already.
+        """
         self._check_open()
+        self._check_no_step("step_async")
         array = self._checked_actions(actions)
         if any(episode is None for episode in self.episodes):
             raise RuntimeError("call reset() before step()")
@@ -344,9 +356,24 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
         if begun:
             self._begin_episodes(begun)
         resting = self._idle.union(begun)
-        active = [env for env in range(self.num_envs) if env not in resting]
-        left = {env: self._horizon(env) - self._episode(env).steps for env in active}
-        played = self._play({env: array[env, : left[env]] for env in left}) if left else {}
+        left = {env: self._horizon(env) - self._episode(env).steps for env in set(range(self.num_envs)) - resting}
+        chunks = {env: array[env, : left[env]] for env in sorted(left)}
+        if chunks:
+            self._begin_play(chunks)
+        self._begun = (resting, chunks)
+
+    def step_wait(self) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, Infos]:
+        """
+        Wait for the end of the step that :meth:`step_async` began.
+
+        :return: As of :meth:`step`.
+        :raises gymnasium.error.NoAsyncCallError: No step has begun.
+        """
+        self._check_open()
+        if self._begun is None:
+            raise NoAsyncCallError("call step_async() before step_wait()", "step_wait")
+        (resting, chunks), self._begun = self._begun, None
+        played = self._end_play(chunks) if chunks else {}
         rewards = np.zeros(self.num_envs, dtype=np.float64)
         terminations = np.zeros(self.num_envs, dtype=bool)
         truncations = np.zeros(self.num_envs, dtype=bool)
@@ -418,26 +445,3 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, VectorEnv):
 
     def _batch(self) -> Observation:
         return {key: np.stack([obs[key] for obs in self._observations]) for key in self._observations[0]}
-
-    def film(self, envs: Iterable[int] = ()) -> None:
-        """
-        Draw environments also inside the next chunks, after each control step: ``inner_frames`` in their infos.
-
-        :param envs: Indices of the environments, by default none. The others cost no time.
-        :raises ValueError: There is no ``render_mode``.
-        """
-        self._filmed = frozenset(int(env) for env in envs)
-        if self._filmed and self.render_mode is None:
-            raise ValueError("film needs an environment with render_mode='rgb_array', got None")
-
-    def render(self) -> tuple[np.ndarray, ...] | None:
-        """
-        Draw every environment.
-
-        :return: One upright uint8 (H, W, 3) frame per env, or ``None`` without ``render_mode="rgb_array"``.
-        """
-        self._check_open()
-        if self.render_mode is None:
-            return None
-        frames = self._draw(range(self.num_envs))
-        return tuple(frames[env] for env in range(self.num_envs))

@@ -10,7 +10,7 @@ import numpy as np
 _SPACES = {"observation_space": "single_observation_space", "action_space": "single_action_space"}
 
 #: Methods of the vector environment that act on all members at once.
-_OF_THE_VECTOR = ("reset", "step", "close")
+_OF_THE_VECTOR = ("reset", "step", "step_async", "step_wait", "close")
 
 
 class MemberAccess:

@@ -3,14 +3,15 @@
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector import VectorEnv
 
 from rlt_gym.core.robot_spec import RobotSpec
+from rlt_gym.core.split_step import SplitStepWrapper
 
 GRIPPER_SIGNALS = ("fingers", "command")
 
 
-class GripperPenalty(VectorWrapper):
+class GripperPenalty(SplitStepWrapper):
     """
     Subtracts a penalty from the reward each time the gripper goes from open to closed or back.
 
@@ -111,21 +112,29 @@ class GripperPenalty(VectorWrapper):
         self._list_terms(infos, np.zeros_like(infos["step_rewards"]))
         return obs, infos
 
-    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step_async(self, actions: np.ndarray) -> None:
         """
-        Step the environment and subtract the penalty from the rewards.
+        Begin a step.
 
         :param actions: (num_envs, C, d).
+        """
+        super().step_async(actions)
+        self._chunks = np.asarray(actions)
+
+    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """
+        Wait for the end of the step and subtract the penalty from the rewards.
+
         :return: What the environment returned, with the penalty in rewards and infos.
         """
-        obs, rewards, terminations, truncations, infos = self.env.step(actions)
+        obs, rewards, terminations, truncations, infos = super().step_wait()
         done = np.logical_or(terminations, truncations)
         # where an episode ended and the next one has begun, the chunk is described by final_info
         final = infos.get("_final_info", np.zeros(self.num_envs, dtype=bool))
-        penalties = np.zeros(np.shape(actions)[:2], dtype=np.float32)
+        penalties = np.zeros(self._chunks.shape[:2], dtype=np.float32)
         for env in range(self.num_envs):
             info = infos["final_info"] if final[env] else infos
-            chunk = info["executed_actions"][env] if "executed_actions" in info else np.asarray(actions)[env]
+            chunk = info["executed_actions"][env] if "executed_actions" in info else self._chunks[env]
             for step in range(int(info["chunk_steps"][env])):
                 if self._switches(env, float(np.clip(chunk[step, self.index], -1.0, 1.0))):
                     penalties[env, step] = -self.penalty

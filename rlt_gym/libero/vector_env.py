@@ -159,6 +159,8 @@ class LiberoVectorEnv(ChunkVectorEnv):
         self.assets = resolve_assets(assets)
         #: Envs whose simulator cannot be asked until their next episode starts.
         self._lost: set[int] = set()
+        #: Those that could not be sent the chunk of the present step.
+        self._unasked: dict[int, WorkerFailure] = {}
         settings: WorkerSettings = {
             "name": "LIBERO",
             "backend": backend_settings(
@@ -219,13 +221,18 @@ class LiberoVectorEnv(ChunkVectorEnv):
         index = self._episode(env).init_index
         return {"task_id": self.task(env).task_id, "split": self.init_states, "index": index}
 
-    def _play(self, chunks: dict[int, np.ndarray]) -> dict[int, Played]:
-        questions = {
+    def _begin_play(self, chunks: dict[int, np.ndarray]) -> None:
+        self._unasked = self._pool.begin(self._questions(chunks))
+
+    def _questions(self, chunks: dict[int, np.ndarray]) -> dict[int, tuple[str, dict[str, Any]]]:
+        return {
             env: ("step", {"actions": chunk, "observe_at": self._inner_steps, "film": env in self._filmed})
             for env, chunk in chunks.items()
             if env not in self._lost
         }
-        answers, failures = self._pool.ask(questions)
+
+    def _end_play(self, chunks: dict[int, np.ndarray]) -> dict[int, Played]:
+        answers, failures = self._pool.finish(self._questions(chunks), self._unasked)
         self._replace(failures)
         return {env: self._played(env, answer) for env, answer in answers.items()}
 
@@ -265,6 +272,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
         :return: What the function returned, in the order of ``arguments``.
         :raises WorkerError: The function raised, or a worker died; those that did are replaced.
         """
+        self._check_no_step("call_workers")
         answers, failures = self._pool.ask(
             {env: ("call", {"function": function, **entry}) for env, entry in enumerate(arguments[: self.num_envs])},
             patience=10.0,

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from rlt_gym.core.chunk_vector_env import ChunkVectorEnv
 from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
+from rlt_gym.core.split_step import SplitStepWrapper
 from rlt_gym.vla.base import forward_seed
 from rlt_gym.vla.batches import run_vla
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rlt_gym.vla.base import FrozenVLA, VLASpec
 
 
-class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
+class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
     """
     Turns the pictures of a raw vector environment into RL tokens and the VLA's reference chunks.
 
@@ -31,6 +32,9 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
     numbers ``proprio`` has and how many an action has; the VLA gets the pictures that its own specification names.
     Each row of a forward pass gets a seed computed from the episode's ``noise_seed`` and its control steps
     (:func:`~rlt_gym.vla.base.forward_seed`).
+
+    The step has two parts (``step_async``, ``step_wait``). Between them the simulators play; VLA and encoder run in the
+    second one, when the pictures are there.
 
     VLA and encoder run once per vector step, on one batch that holds the N observations and the final observations of
     the episodes that ended in this step. Actions, rewards and infos pass through. The mode of autoreset is the raw
@@ -116,15 +120,11 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
         self._reference = features["vla_ref"].copy()
         return features, infos
 
-    def step(
-        self, actions: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step_async(self, actions: np.ndarray) -> None:
         """
-        Play one chunk in every environment.
+        Begin to play one chunk in every environment.
 
         :param actions: Chunks (N, C, d) in environment units; values beyond [-1, 1] are clipped by the raw environment.
-        :return: Observations, rewards (sum over the executed steps), terminations, truncations, infos; ``final_obs``
-            holds observations of this environment's form.
         :raises ValueError: If the shape is wrong or a value is NaN or infinite; nothing has been executed then.
         """
         actions = np.asarray(actions, dtype=np.float32)
@@ -133,9 +133,17 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, VectorWrapper):
         if not np.all(np.isfinite(actions)):
             bad = sorted({int(row) for row in np.argwhere(~np.isfinite(actions))[:, 0]})
             raise ValueError(f"actions has NaN or infinite values for environments {bad}; nothing was executed.")
+        super().step_async(np.where(self._critical[:, None, None], actions, self._reference))
+
+    def step_wait(self) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """
+        Wait until the chunks have been played, and show the new observations to the VLA.
+
+        :return: Observations, rewards (sum over the executed steps), terminations, truncations, infos; ``final_obs``
+            holds observations of this environment's form.
+        """
         played, began = list(self._instruction), self._seed_key.copy()
-        actions = np.where(self._critical[:, None, None], actions, self._reference)
-        obs, rewards, terminations, truncations, infos = self.env.step(actions)
+        obs, rewards, terminations, truncations, infos = super().step_wait()
         ended = [i for i in range(self.num_envs) if "final_obs" in infos and infos["_final_obs"][i]]
         final = [infos["final_obs"][i] for i in ended]
         final_info = infos.get("final_info", {})

@@ -10,6 +10,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from rlt_gym.core.split_step import splits_step
+
 
 def check_vector_env(env: VectorEnv, n_steps: int = 60, seed: int = 0) -> None:
     """
@@ -19,8 +21,9 @@ def check_vector_env(env: VectorEnv, n_steps: int = 60, seed: int = 0) -> None:
 
     Two equal rollouts with random chunks are made. Checked are: the spaces, types and shapes; that every observation
     (final ones too) lies in its space; that returned objects are new ones; ``final_obs``/``final_info`` and their
-    masks; that equal seeds give equal rollouts; ``step_rewards`` and ``chunk_steps``; that NaN and wrong shapes are
-    refused with ``ValueError`` and the env goes on afterwards.
+    masks; that equal seeds give equal rollouts, also where ``step_async`` and ``step_wait`` take the place of ``step``;
+    ``step_rewards`` and ``chunk_steps``; that NaN and wrong shapes are refused with ``ValueError`` and the env goes on
+    afterwards.
 
     :param env: vector env; it is reset, stepped and left open
     :param n_steps: chunks per rollout; at least one episode must end within them, so give the env a short horizon
@@ -43,13 +46,13 @@ def check_vector_env(env: VectorEnv, n_steps: int = 60, seed: int = 0) -> None:
     env.action_space.seed(seed)
     actions = [np.asarray(env.action_space.sample()) for _ in range(n_steps)]
     first = _check_rollout(env, actions, seed)
-    second = _check_rollout(env, actions, seed)
+    second = _check_rollout(env, actions, seed, in_parts=splits_step(env))
     for index, (left, right) in enumerate(zip(first, second, strict=True)):
         _require(_equal(left, right), f"two rollouts with the same seed and actions differ, first at step {index}")
     _check_bad_actions(env)
 
 
-def _check_rollout(env: VectorEnv, actions: Sequence[np.ndarray], seed: int) -> list[Any]:
+def _check_rollout(env: Any, actions: Sequence[np.ndarray], seed: int, in_parts: bool = False) -> list[Any]:
     """One rollout; returns (obs, rewards, terminations, truncations) of each step, the reset first."""
     obs, infos = env.reset(seed=seed)
     _require(obs in env.observation_space, "the observation of reset() is not in observation_space")
@@ -57,7 +60,9 @@ def _check_rollout(env: VectorEnv, actions: Sequence[np.ndarray], seed: int) -> 
     rollout: list[Any] = [(_copy(obs),)]
     kept, kept_copy, ended = (obs, infos), _copy((obs, infos)), 0
     for action in actions:
-        result = env.step(action.copy())
+        if in_parts:
+            env.step_async(action.copy())
+        result = env.step_wait() if in_parts else env.step(action.copy())
         _require(len(result) == 5, f"step() must return five values, got {len(result)}")
         obs, rewards, terminations, truncations, infos = result
         _require(_equal(kept, kept_copy), "step() changed arrays returned by the call before: return new objects")

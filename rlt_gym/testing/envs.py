@@ -248,19 +248,12 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
         self._goal = np.zeros((num_envs, 2))
         self._aim = np.zeros((num_envs, 2))
 
-    def step(self, actions: Any) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """
-        Play one chunk in every sub-environment; before the critical phase the one of the "VLA".
-
-        :param actions: (num_envs, C, 7)
-        :return: observations, rewards, terminations, truncations, infos
-        :raises ValueError: for a wrong shape or numbers that are not finite; nothing is executed then
-        """
-        chunks = self._checked_actions(actions)
+    def _checked_actions(self, actions: Any) -> np.ndarray:
+        chunks = super()._checked_actions(actions)
         for env, reported in enumerate(self._reported):
-            if not reported.get("critical_phase", True):
+            if not reported.get("critical_phase", True):  # the "VLA" plays
                 chunks[env] = self._observations[env]["vla_ref"]
-        return super().step(chunks)
+        return chunks
 
     def _begin(self, env: int) -> None:
         rng = self._rngs[env]

@@ -110,14 +110,56 @@ class WorkerPool:
         :param building: Whether they are to build their first simulators, for which ``build_timeout`` counts.
         :return: Answers and failures by worker. Those that failed are to be restarted.
         """
-        answers: dict[int, Any] = {}
+        limits = self._limits(questions, patience, building)
+        return self._receive(questions, limits, self._send(questions, limits))
+
+    def begin(self, questions: dict[int, tuple[str, dict[str, Any]]]) -> dict[int, WorkerFailure]:
+        """
+        Ask several workers without waiting for them; :meth:`finish` fetches their answers.
+
+        :param questions: As for :meth:`ask`. None may be asked anything else before.
+        :return: Failures of those that could not be asked, for :meth:`finish`.
+        """
+        return self._send(questions, self._limits(questions))
+
+    def finish(
+        self, questions: dict[int, tuple[str, dict[str, Any]]], unasked: dict[int, WorkerFailure]
+    ) -> tuple[dict[int, Any], dict[int, WorkerFailure]]:
+        """
+        Wait for the answers to what :meth:`begin` asked.
+
+        The usual timeout begins now: whatever the caller did in between is not the workers' fault.
+
+        :param questions: The same.
+        :param unasked: What :meth:`begin` returned.
+        :return: As of :meth:`ask`.
+        """
+        return self._receive(questions, self._limits(questions), unasked)
+
+    def _limits(
+        self, questions: dict[int, tuple[str, dict[str, Any]]], patience: float = 1.0, building: bool = False
+    ) -> dict[int, Limit]:
+        return {worker: self.clients[worker].limit(patience, building) for worker in questions}
+
+    def _send(
+        self, questions: dict[int, tuple[str, dict[str, Any]]], limits: dict[int, Limit]
+    ) -> dict[int, WorkerFailure]:
         failures: dict[int, WorkerFailure] = {}
-        limits = {worker: self.clients[worker].limit(patience, building) for worker in questions}
         for worker, (command, arguments) in questions.items():
             try:
                 self.clients[worker].send(command, arguments, limits[worker])
             except WorkerFailure as failure:
                 failures[worker] = failure
+        return failures
+
+    def _receive(
+        self,
+        questions: dict[int, tuple[str, dict[str, Any]]],
+        limits: dict[int, Limit],
+        unasked: dict[int, WorkerFailure],
+    ) -> tuple[dict[int, Any], dict[int, WorkerFailure]]:
+        answers: dict[int, Any] = {}
+        failures = dict(unasked)
         waiting = {worker: limit for worker, limit in limits.items() if worker not in failures}
         while waiting:
             for worker in self._ready(waiting):

@@ -25,12 +25,15 @@ from rlt_sb3.common.chunk_outcome import ChunkOutcome, mean_over_chunks, outcome
 from rlt_sb3.common.errors import unknown_settings
 from rlt_sb3.common.policy_gate import PolicyGate
 from rlt_sb3.common.value_bias import ValueBias
+from rlt_sb3.common.vec_env import WorkDuringStep
 
 if TYPE_CHECKING:
     from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 
 #: Increased when the contents of saved models change; load() refuses other numbers.
 SAVED_FORMAT = 3
+#: Unit of ``train_freq`` besides Stable-Baselines3's "step" and "episode".
+OVERLAP = "overlap"
 #: Arguments of constructors that are no settings.
 RESERVED = ("self", "observation_space", "action_space", "lr_schedule", "device", "n_envs", "gated")
 
@@ -52,6 +55,8 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
     utd: float
     critic_warmup_updates: int
     q_bounds: tuple[float, float] | None
+    #: whether updates are computed while the environments play: the unit of ``train_freq`` is "overlap"
+    overlap = False
 
     def _begin_counting(self, gate: dict[str, Any] | bool) -> None:
         """
@@ -89,6 +94,15 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
     def _warming_up(self) -> bool:
         """Whether only the critics follow their targets yet."""
         return self._n_updates <= self.critic_warmup_updates
+
+    def _convert_train_freq(self) -> None:
+        """Read ``train_freq``: the unit "overlap" counts steps as Stable-Baselines3's "step" does."""
+        given: Any = self.train_freq
+        if not isinstance(given, TrainFreq):  # it is one in a model that was loaded
+            self.overlap = isinstance(given, tuple) and given[1] == OVERLAP
+            if self.overlap:
+                self.train_freq = (given[0], "step")
+        super()._convert_train_freq()
 
     def _setup_learn(
         self,
@@ -147,18 +161,39 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         """
         Collect rows, then compute how many updates are due for them (see ``utd``).
 
+        With :attr:`overlap`, the updates that are due for the rows of the rollouts before are done in this one, while
+        the environments play its first step; those for its own rows stay owed, also in a saved model.
+
         :return: SB3's result; its ``episode_timesteps`` is the number of updates due, which ``learn`` reads there if
             ``gradient_steps`` is -1
         """
+        if self.overlap:
+            env = WorkDuringStep(env, self._train_meanwhile)
         rollout = super().collect_rollouts(
             env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
         )
-        if not rollout.continue_training or self.num_timesteps <= self.learning_starts:
-            return rollout
+        due = 0 if self.overlap or not rollout.continue_training else self._take_updates()
+        return rollout._replace(episode_timesteps=due)
+
+    def _train_meanwhile(self) -> None:
+        """Do the updates that are owed, in the midst of a rollout."""
+        due = self._take_updates()
+        if due == 0:
+            return
+        try:
+            self.train(gradient_steps=due, batch_size=self.batch_size)
+        except BaseException:  # Ctrl-C, for example
+            self._last_obs = None  # the step that has begun is lost: the next learn() resets the environments
+            raise
+        self.policy.set_training_mode(False)  # as in every rollout
+
+    def _take_updates(self) -> int:
+        """Return how many updates are owed to the rows stored so far; they are not owed any more."""
+        if self.num_timesteps <= self.learning_starts:
+            return 0
         due = int(self._update_credit + 1e-9)
         self._update_credit -= due
-        due += max(self.critic_warmup_updates - self._n_updates, 0)
-        return rollout._replace(episode_timesteps=due)
+        return due + max(self.critic_warmup_updates - self._n_updates, 0)
 
     def _store_transition(
         self,

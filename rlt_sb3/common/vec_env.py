@@ -1,13 +1,13 @@
 """Bridge from a Gymnasium ``VectorEnv`` to the ``VecEnv`` of Stable-Baselines3."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from stable_baselines3.common.vec_env import VecEnv, VecMonitor
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecMonitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from rlt_sb3.common.chunk_outcome import ChunkOutcome
@@ -83,6 +83,7 @@ class GymnasiumVecEnv(VecEnv):
                 "A Gymnasium vector env takes one options dict for all sub-environments, got different ones."
             )
         obs, infos = self.env.reset(seed=seeds, options=options or None)  # type: ignore[arg-type]
+        self._actions = None  # a step that was interrupted is given up
         self.reset_infos = [self._info_of(infos, index) for index in range(self.num_envs)]
         self._reset_seeds()
         self._reset_options()
@@ -90,15 +91,21 @@ class GymnasiumVecEnv(VecEnv):
 
     def step_async(self, actions: np.ndarray) -> None:
         """
-        Keep the actions until ``step_wait``.
+        Begin one vector step.
+
+        If the vector env's own step has two parts (``step_async`` and ``step_wait``, as those of this package and
+        Gymnasium's ``AsyncVectorEnv``), its simulators play from now on. Else the actions are kept until
+        :meth:`step_wait`.
 
         :param actions: one action per sub-environment, shape (num_envs, *action_space.shape)
         """
+        if splits_step(self.env):
+            self.env.step_async(actions)  # type: ignore[attr-defined]
         self._actions = actions
 
     def step_wait(self) -> VecEnvStepReturn:
         """
-        Run one vector step.
+        End the vector step.
 
         :return: observations (after the reset for finished sub-environments), rewards float32 (num_envs,),
             dones bool (num_envs,), list of info dicts
@@ -107,7 +114,8 @@ class GymnasiumVecEnv(VecEnv):
         actions, self._actions = self._actions, None
         if actions is None:
             raise RuntimeError("step_wait() was called before step_async(actions).")
-        obs, rewards, terminations, truncations, infos = self.env.step(actions)
+        result = self.env.step_wait() if splits_step(self.env) else self.env.step(actions)  # type: ignore[attr-defined]
+        obs, rewards, terminations, truncations, infos = result
         rewards, dones = np.array(rewards, dtype=np.float32), np.logical_or(terminations, truncations)
         info_list: list[dict[str, Any]] = []
         for index in range(self.num_envs):
@@ -273,6 +281,47 @@ class WholeEpisodeMonitor(VecMonitor):
                 info.pop("episode", None)
                 info.pop("is_success", None)
         return obs, rewards, dones, infos
+
+
+class WorkDuringStep(VecEnvWrapper):
+    """
+    Calls a function while the environments play the first step, between ``step_async`` and ``step_wait``.
+
+    :param venv: environment
+    :param work: called once
+    """
+
+    def __init__(self, venv: VecEnv, work: Callable[[], None]):
+        super().__init__(venv)
+        self._work: Callable[[], None] | None = work
+
+    def reset(self) -> VecEnvObs:
+        """Reset the environment and return the first observations."""
+        return self.venv.reset()
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Call the function, then wait for the environments."""
+        work, self._work = self._work, None
+        if work is not None:
+            work()
+        return self.venv.step_wait()
+
+
+def splits_step(env: VectorEnv) -> bool:
+    """
+    Tell whether the step of a vector env has two parts.
+
+    A class (or object) whose ``step`` alone is overridden does something there that the two parts would leave out.
+
+    :param env: vector env
+    :return: whether its ``step`` is ``step_async`` and then ``step_wait``
+    """
+    for level in (env, *type(env).__mro__):
+        if "step_async" in vars(level):
+            return hasattr(level, "step_wait")
+        if "step" in vars(level):
+            return False
+    return False
 
 
 def metadata_of(venv: VecEnv | None) -> Mapping[str, Any]:

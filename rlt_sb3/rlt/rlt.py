@@ -72,7 +72,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
     :param batch_size: rows per update
     :param tau: weight of the online networks in each target update
     :param gamma: discount per control step
-    :param train_freq: vector steps (or ``(n, "episode")``) between two calls of :meth:`train`
+    :param train_freq: vector steps (or ``(n, "episode")``) between two calls of :meth:`train`. ``(n, "overlap")``: n
+        vector steps, and the updates for their rows are computed while the simulators play the next one. The actor that
+        plays is then one chunk older
     :param utd: critic updates per stored row, exact for any number of environments (fractions are carried over)
     :param n_steps: consecutive chunks in a return
     :param policy_delay: critic updates per actor and target update, counted over the whole life of the model

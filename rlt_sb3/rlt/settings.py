@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 from stable_baselines3.common.utils import FloatSchedule
 
-from rlt_sb3.common.chunk_off_policy import check_names
+from rlt_sb3.common.chunk_off_policy import OVERLAP, check_names
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.schedules import ChunkSchedule
 
@@ -55,6 +56,11 @@ def check_values(model: Any) -> None:
     require("learning_starts", starts, "> 0 with a gate: the VLA's own chunks show what an actor has to beat")
     integer("n_steps", 1, " (chunks)")
     integer("policy_delay", 1)
+    frequency = model.train_freq if isinstance(model.train_freq, tuple) else (model.train_freq, "step")
+    counts = isinstance(frequency[0], int) and frequency[0] >= 1
+    units = ("step", "episode", OVERLAP, *TrainFrequencyUnit)  # the last ones are those of a loaded model
+    known = len(frequency) == 2 and counts and frequency[1] in units
+    require("train_freq", known, "an integer >= 1 (vector steps), or (n, 'step'), (n, 'episode') or (n, 'overlap')")
     for name in ("learning_rate", "bc_coef"):
         given, progress = getattr(model, name), "progress remaining, from 1 to 0, to a number"
         if name == "bc_coef" and isinstance(given, ChunkSchedule):
@@ -97,9 +103,6 @@ def check_before_env(algorithm: type, settings: Mapping[str, Any]) -> None:
     :raises ValueError: as :func:`check_values`, the buffer, the gate and the policy do
     """
     given = dict(settings)
-    frequency = given.get("train_freq", 1)
-    if not isinstance(frequency, tuple) and not (isinstance(frequency, int) and frequency >= 1):
-        raise ValueError(f"train_freq must be an integer >= 1 (vector steps), got {frequency!r}.")
     for name in ("policy_kwargs", "replay_buffer_kwargs"):
         if given.get(name) is not None and not isinstance(given[name], Mapping):
             raise ValueError(f"{name} must be a mapping, got {given[name]!r}.")

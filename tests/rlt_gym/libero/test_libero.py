@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.utils.env_checker import check_env
 
 from rlt_gym.core.episodes import EpisodeSequence
@@ -25,6 +27,37 @@ def env():
     made = LiberoVectorEnv(2, "libero_goal", [1, 8], chunk_length=4, max_episode_steps=10, **FAST)
     yield made
     made.close()
+
+
+def test_steps_in_two_parts_are_those_in_one(env):
+    """The same pictures, rewards and infos over ends of episodes; the workers play between the parts."""
+    chunks = np.random.default_rng(0).uniform(-1, 1, (4, 2, 4, 7))
+    found = []
+    for parts in (False, True):
+        env.reset(seed=3, options={"init_states": "train"})
+        results = []
+        for number, chunk in enumerate(chunks):
+            if not parts:
+                results.append(env.step(chunk))
+                continue
+            env.step_async(chunk)
+            if number == 0:
+                limits = env._pool._limits(dict.fromkeys(range(2), ()))
+                deadline = time.monotonic() + 60
+                while env._pool._ready(limits) != [0, 1] and time.monotonic() < deadline:
+                    time.sleep(0.01)  # answers come, although nobody waits for the step
+                assert env._pool._ready(limits) == [0, 1]
+                with pytest.raises(AlreadyPendingCallError, match="call_workers"):
+                    env.call_workers("rlt_gym.libero.collect:anything", [{"task_id": 1, "arguments": {}}])
+            results.append(env.step_wait())
+        found.append(results)
+    for one, two in zip(*found, strict=True):
+        assert all(np.array_equal(one[0][key], two[0][key]) for key in one[0])
+        assert all(np.array_equal(a, b) for a, b in zip(one[1:4], two[1:4], strict=True))
+        assert np.array_equal(one[4]["init_index"], two[4]["init_index"])
+    assert any(result[3].any() for result in found[0])  # an episode ended
+    with pytest.raises(NoAsyncCallError):
+        env.step_wait()
 
 
 # ---------------------------------------------------------------- tables, no simulator

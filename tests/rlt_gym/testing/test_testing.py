@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
+from rlt_gym.core.split_step import SplitStepWrapper
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeRLTokenVectorEnv, FakeVLA, check_vector_env
 from rlt_gym.vla.base import FrozenVLA
 
@@ -93,6 +94,23 @@ def set_item(index, function):
 def test_broken_steps_are_found(change, message):
     with pytest.raises(AssertionError, match=message):
         check_vector_env(Broken(change), n_steps=20)
+
+
+def test_parts_of_a_step_that_are_not_the_step_are_found():
+    class OneMore(SplitStepWrapper):
+        def step(self, actions):
+            return self.env.step(actions)
+
+        def step_async(self, actions):
+            super().step_async(actions)
+
+        def step_wait(self):
+            obs, *rest = super().step_wait()
+            return {**obs, "proprio": obs["proprio"] + 1}, *rest
+
+    check_vector_env(SplitStepWrapper(FakeLiberoVectorEnv(2)))
+    with pytest.raises(AssertionError, match="two rollouts with the same seed and actions differ, first at step 1"):
+        check_vector_env(OneMore(FakeLiberoVectorEnv(2)))
 
 
 def test_other_faults_are_found():

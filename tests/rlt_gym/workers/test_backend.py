@@ -74,6 +74,35 @@ def test_a_pool_of_another_simulator_replaces_a_killed_worker(start):
         pool.close()
 
 
+def test_workers_work_while_the_owner_does_something_else():
+    """It may take longer than the time-out; one that died meanwhile is reported, its neighbor's answer is there."""
+    pool = pool_of("zygote", times=(1.0, 60.0))
+    try:
+        assert not pool.ask({w: ("reset", {"task_id": 5, "split": "train", "index": w}) for w in range(2)})[1]
+        chunks = {worker: ("step", {"actions": np.ones((2, 1))}) for worker in range(2)}
+        unasked = pool.begin(chunks)
+        time.sleep(1.3)
+        assert sorted(pool._ready(pool._limits(chunks))) == [0, 1]  # answered, though nobody has read it yet
+        answers, failures = pool.finish(chunks, unasked)
+        assert not failures and [played(pool, w, answers[w])[0] for w in range(2)] == [2, 3]
+
+        unasked = pool.begin(chunks)
+        os.kill(pool.clients[0].pid, signal.SIGKILL)
+        answers, failures = pool.finish(chunks, unasked)
+        assert list(failures) == [0] and played(pool, 1, answers[1])[0] == 5
+        unasked = pool.begin(chunks)
+        assert list(unasked) == [0]  # it is dead already
+        answers, failures = pool.finish(chunks, unasked)
+        assert list(failures) == [0] and list(answers) == [1]
+
+        pool.begin({1: chunks[1]})  # given up: the answer is never fetched
+        reset = {1: ("reset", {"task_id": 5, "split": "train", "index": 4})}
+        answers, failures = pool.ask(reset)
+        assert not failures and answers[1][0]["count"][0] == 4
+    finally:
+        pool.close()
+
+
 def test_simulator_errors_reach_the_owner_with_their_name():
     pool = pool_of("spawn", max_restarts=0)
     try:

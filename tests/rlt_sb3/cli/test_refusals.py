@@ -90,6 +90,7 @@ WRONG = [
     ("rlt", {"learning_starts": 1.5}, r"rlt\.learning_starts must be of type int, got 1\.5"),
     ("rlt", {"train_freq": "often"}, r"rlt\.train_freq must be of type int \| \[int, str\], got 'often'"),
     ("rlt", {"train_freq": 0}, "train_freq must be an integer >= 1"),
+    ("rlt", {"train_freq": [1, "week"]}, r"train_freq must be .* or \(n, 'overlap'\), got \(1, 'week'\)"),
     ("rlt", {"exploration_std": "wide"}, r"rlt\.exploration_std must be of type float \| list\[float\]"),
     ("rlt", {"action_scale": [1, 1, "x"]}, r"rlt\.action_scale must be of type .*list\[float\]"),
     (

@@ -6,11 +6,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.error import AlreadyPendingCallError
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from sleepy_env import SleepyVectorEnv
 from stable_baselines3.common.vec_env import VecMonitor
 
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeRLTokenVectorEnv
 from rlt_sb3 import GymnasiumVecEnv
+from rlt_sb3.common.vec_env import WorkDuringStep
 
 
 def zeros(venv: GymnasiumVecEnv) -> np.ndarray:
@@ -294,3 +297,86 @@ def test_bad_action_does_not_kill_the_env():
     with pytest.raises(ValueError, match="shape"):
         venv.step(zeros(venv)[:, :-1])
     assert venv.step(zeros(venv))[0]["proprio"][:, 0].tolist() == [8, 8]
+
+
+class Doubling(VectorWrapper):
+    """A wrapper that changes ``step`` alone, as those of other libraries do."""
+
+    def step(self, actions):
+        obs, rewards, *rest = self.env.step(actions)
+        return obs, 2 * rewards, *rest
+
+
+def test_simulators_begin_in_step_async():
+    env = SleepyVectorEnv(2, longest=0.0)
+    venv = VecMonitor(GymnasiumVecEnv(env), info_keywords=("is_success",))
+    venv.reset()
+    venv.step_async(zeros(venv))
+    env._thread.join()
+    assert env.events == ["begin", "played"]
+    assert venv.step_wait()[0]["z_rl"].shape == (2, 16)
+    assert env.events == ["begin", "played", "end"]
+
+
+def test_asynchronous_environments_of_gymnasium_begin_in_step_async():
+    makers = [lambda n=n: Counter(n) for n in (1, 3)]
+    asynchronous = AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    venv, plain = GymnasiumVecEnv(asynchronous), GymnasiumVecEnv(counters(1, 3))
+    try:
+        assert np.array_equal(venv.reset(), plain.reset())
+        venv.step_async(zeros(venv))
+        assert asynchronous._state.value == "step"
+        one, other = venv.step_wait(), plain.step(zeros(plain))
+        assert np.array_equal(one[0], other[0]) and np.array_equal(one[2], other[2]) and one[2][0]
+    finally:
+        venv.close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "wrapper", "subclass", "patched"])
+def test_environments_that_change_step_alone_do_all_in_step_wait(kind):
+    """Their ``step`` does something that the two parts of the environment below would leave out."""
+
+    class Own(SleepyVectorEnv):
+        def step(self, actions):
+            obs, rewards, *rest = super().step(actions)
+            return obs, 2 * rewards, *rest
+
+    made = {
+        "sync": lambda: counters(9, 9),
+        "wrapper": lambda: Doubling(SleepyVectorEnv(2)),
+        "subclass": lambda: Own(2),
+        "patched": lambda: SleepyVectorEnv(2),
+    }
+    env = made[kind]()
+    if kind == "patched":
+        step = env.step
+        env.step = lambda actions: (lambda obs, rewards, *rest: (obs, 2 * rewards, *rest))(*step(actions))
+    venv = GymnasiumVecEnv(env)
+    venv.reset()
+    rewards = []
+    for _ in range(8):
+        venv.step_async(zeros(venv) if kind == "sync" else venv.env.unwrapped._batch()["vla_ref"])
+        assert getattr(env.unwrapped, "events", [])[-1:] in ([], ["end"])
+        rewards.append(venv.step_wait()[1])
+    assert np.max(rewards) == (1.0 if kind == "sync" else 2.0)
+
+
+def test_reset_gives_a_begun_step_up():
+    venv = GymnasiumVecEnv(FakeLiberoVectorEnv(2))
+    venv.reset()
+    venv.step_async(zeros(venv))
+    with pytest.raises(AlreadyPendingCallError, match=r"call step_wait\(\) first, or reset\(\)"):
+        venv.step_async(zeros(venv))
+    venv.reset()
+    with pytest.raises(RuntimeError, match="before step_async"):
+        venv.step_wait()
+    assert venv.step(zeros(venv))[0]["proprio"][:, 0].tolist() == [8, 8]
+
+
+def test_work_is_done_once_between_the_parts_of_the_first_step():
+    env = SleepyVectorEnv(2, longest=0.0)
+    venv = WorkDuringStep(GymnasiumVecEnv(env), lambda: env.events.append("work"))
+    venv.reset()
+    for _ in range(2):
+        venv.step(zeros(venv))
+    assert [event for event in env.events if event != "played"] == ["begin", "work", "end", "begin", "end"]

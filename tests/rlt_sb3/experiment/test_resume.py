@@ -102,6 +102,34 @@ def test_shipped_recipe_is_resumed(tmp_path, monkeypatch):
     assert 0 < np.nanmax(metrics["rollout/candidates"][before]) < np.nanmax(metrics["rollout/candidates"][after])
 
 
+@pytest.mark.parametrize("apart", [None, 3])
+def test_overlapped_run_is_resumed(tmp_path, monkeypatch, apart):
+    """Updates that were owed when the checkpoint was written are done in the resumed run's first chunk."""
+    gate = {"share": 1.0, "window": 2}
+    settings = SMALL_RLT | {"train_freq": [1, "overlap"], "gate": gate, "policy_kwargs": {"net_arch": [16]}}
+    changes = {"rlt": settings, "evaluation": EvalSettings(4, 4, 50, videos=False, num_envs=apart)}
+    one = train(config_of_whole(tmp_path, name="one", **changes)).run
+    # killed between two checkpoints; and ended, then continued
+    train_until_it_dies(config_of_whole(tmp_path, name="two", **changes), 110, monkeypatch)
+    two = tmp_path / "two"
+    saved = find_checkpoint(two)[1]
+    owed = RLT.load(saved.model, device="cpu")._update_credit
+    assert saved.chunks == (100 if apart is None else 80) and owed >= 1.0
+    resume(two)
+    assert_same_run(one, two)
+    if apart is None:  # with separate simulators only a multiple of save_every ends where training goes on
+        three = train(config_of_whole(tmp_path, name="three", **changes | {"total_chunks": 100})).run
+        resume(three, total_chunks=200)
+        assert_same_run(one, three)
+
+
+def test_resumed_run_keeps_overlap(tmp_path):
+    run = train(quick(tmp_path, total_chunks=40)).run
+    rlt = load_config(run / "config.yaml").algorithms["rlt"] | {"train_freq": [1, "overlap"]}
+    with pytest.raises(ValueError, match="A resumed run must keep rlt"):
+        resume(run, algorithms={"rlt": rlt}, total_chunks=80)
+
+
 def test_evaluations_with_own_simulators_do_not_change_training(tmp_path, monkeypatch):
     """The same networks and rows of metrics.csv as without them; and a run that dies goes on the same way."""
     apart = EvalSettings(4, 4, 50, videos=False, num_envs=3)
