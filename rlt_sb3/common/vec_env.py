@@ -97,7 +97,7 @@ class GymnasiumVecEnv(VecEnv):
         Gymnasium's ``AsyncVectorEnv``), its simulators play from now on. Else the actions are kept until
         :meth:`step_wait`.
 
-        :param actions: one action per sub-environment, shape (num_envs, *action_space.shape)
+        :param actions: one action per sub-environment, (num_envs, C, d)
         """
         if splits_step(self.env):
             self.env.step_async(actions)  # type: ignore[attr-defined]
