@@ -91,7 +91,7 @@ def test_workers_work_while_the_owner_does_something_else():
         answers, failures = pool.finish(chunks, unasked)
         assert list(failures) == [0] and played(pool, 1, answers[1])[0] == 5
         unasked = pool.begin(chunks)
-        assert list(unasked) == [0]  # it is dead already
+        assert set(unasked) <= {0}  # whether the end of a dead process is seen at once is the system's affair
         answers, failures = pool.finish(chunks, unasked)
         assert list(failures) == [0] and list(answers) == [1]
 
