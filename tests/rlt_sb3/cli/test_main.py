@@ -101,7 +101,9 @@ def test_list_tells_what_settings_take(capsys):
             names[heading] = []
     assert set(names) == {"algorithm", "env.id", "env.vla", "env.suite", "config"}
     assert names["algorithm"] == algorithm_names() and {"LIBERO-v0", "RLToken-LIBERO-v0"} <= set(names["env.id"])
-    assert sorted(names["env.vla"]) == ["mini", "mini-slow", "mini-spatial", "openpi:", "rlt:"]
+    assert sorted(names["env.vla"]) == [
+        "lerobot:", "mini", "mini-slow", "mini-spatial", "openpi:", "rlt:",
+    ]  # fmt: skip
     assert "  mini-slow     libero_goal 1, 8" in lines and "  libero_90       tasks 0 to 89, 400 control steps" in lines
     assert names["env.suite"] == ["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
     assert names["config"] == list(shipped_configs())

@@ -69,7 +69,8 @@ def test_folders_and_unreadable_files(tmp_path, capsys):
 
 def test_arguments(capsys):
     assert "unrecognized arguments: --total_chunk" in refused(capsys, "train", "--total_chunk", "3")
-    assert "required: run" in refused(capsys, "eval")
+    assert "required: run" in refused(capsys, "report")
+    assert "Give one of a run (rlt eval RUN), --vla NAME and --merge FILES, got none" in refused(capsys, "eval")
 
 
 SCHEDULE = r"float \| schedule \(\{start: 20, end: 5, end_fraction: 0.5\}\)"
