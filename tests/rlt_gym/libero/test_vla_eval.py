@@ -17,16 +17,8 @@ STEPS = 6
 NAME = "rlt_gym.libero.vla_eval:LiberoBenchmark"
 
 
-class Replayed(PredictModelServer):
-    """Plays known actions, and keeps what it is shown."""
-
-    def __init__(self, actions):
-        super().__init__()
-        self.actions, self.shown = actions, []
-
-    def predict(self, obs, ctx):
-        self.shown.append(obs)
-        return {"actions": self.actions[ctx.step % len(self.actions)]}
+class Server(PredictModelServer):
+    """Asks for both pictures and the state, as this package's VLAs read them."""
 
     def get_action_spec(self):
         return {}
@@ -36,6 +28,18 @@ class Replayed(PredictModelServer):
 
     def get_observation_params(self):
         return {"send_wrist_image": True, "send_state": True, "quat_no_antipodal": True}
+
+
+class Replayed(Server):
+    """Plays known actions, and keeps what it is shown."""
+
+    def __init__(self, actions):
+        super().__init__()
+        self.actions, self.shown = actions, []
+
+    def predict(self, obs, ctx):
+        self.shown.append(obs)
+        return {"actions": self.actions[ctx.step % len(self.actions)]}
 
 
 def evaluate(server, out, **entry):
@@ -88,7 +92,7 @@ def test_the_harness_sees_the_environment(tmp_path):
             np.testing.assert_array_equal(given["states"], want["proprio"].astype(np.float64))
 
 
-class Mini(PredictModelServer):
+class Mini(Server):
     """The shipped VLA; the harness's server plays its chunk step by step."""
 
     def __init__(self):
@@ -104,15 +108,6 @@ class Mini(PredictModelServer):
         state = obs["states"].astype(np.float32)[None]
         output = self.vla.forward({**pictures, "state": state}, [obs["task_description"]], seed=[0])
         return {"actions": output.chunk[0, :8].numpy()}
-
-    def get_action_spec(self):
-        return {}
-
-    def get_observation_spec(self):
-        return {}
-
-    def get_observation_params(self):
-        return {"send_wrist_image": True, "send_state": True, "quat_no_antipodal": True}
 
 
 @pytest.mark.sim
