@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import torch
 import torch._dynamo  # before OpenGL is loaded, see rlt_sb3.rlt.rlt
 import unshadow  # noqa: F401
@@ -124,13 +125,6 @@ class For(BaseCallback):
         return time.perf_counter() < self.end
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process so far."""
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def make_env(num_envs: int, arguments: argparse.Namespace) -> Any:
     """Make the environment of a run, whose simulators have clocks."""
     original = vector_env.backend_settings
@@ -166,7 +160,7 @@ def measure(num_envs: int, arguments: argparse.Namespace) -> dict[str, dict[str,
             model._last_obs = None  # new episodes: the other mode has played
             model.learn(4 * num_envs, reset_num_timesteps=False)  # not measured: the first pictures are slow
             before, simulators.seconds[:] = model.num_timesteps, 0.0
-            workers = [cpu_seconds(pid) for pid in raw.worker_pids]
+            workers = [processes.cpu_seconds(pid) for pid in raw.worker_pids]
             clocks.clear()
             start = Clocks._now()
             model.learn(10**9, callback=For(0.5 if turn == 0 else arguments.seconds), reset_num_timesteps=False)
@@ -177,7 +171,7 @@ def measure(num_envs: int, arguments: argparse.Namespace) -> dict[str, dict[str,
             total["chunks"] += model.num_timesteps - before
             total["wall"] += wall
             total["main_cpu"] += cpu
-            total["workers_cpu"] += sum(cpu_seconds(pid) for pid in raw.worker_pids) - sum(workers)
+            total["workers_cpu"] += sum(processes.cpu_seconds(pid) for pid in raw.worker_pids) - sum(workers)
             for part, seconds in clocks.stop().items():
                 total[part] += seconds[0]
                 total[f"{part}_cpu"] += seconds[1]

@@ -21,16 +21,10 @@ import sys
 from typing import Any
 
 import numpy as np
+import processes
 import unshadow  # noqa: F401
 
 from rlt_gym.libero.vector_env import LiberoVectorEnv
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process so far."""
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def parent_of(pid: int) -> int:
@@ -55,15 +49,15 @@ def measure(start: str, arguments: argparse.Namespace) -> dict[str, float]:
         render=arguments.render,
         worker_start=start,
     )
-    built = [cpu_seconds(pid) for pid in env.worker_pids]
+    built = [processes.cpu_seconds(pid) for pid in env.worker_pids]
     env.reset(seed=0)
-    ready = [cpu_seconds(pid) for pid in env.worker_pids]
+    ready = [processes.cpu_seconds(pid) for pid in env.worker_pids]
     for _ in range(3):
         env.step(np.zeros(env.action_space.shape, dtype=np.float32))
     memory = [pss_mb(pid) for pid in env.worker_pids]
     result = {"built": float(np.mean(built)), "ready": float(np.mean(ready)), "pss": float(np.mean(memory))}
     zygote = parent_of(env.worker_pids[0])
-    result["zygote_cpu"] = cpu_seconds(zygote) if start == "zygote" else 0.0
+    result["zygote_cpu"] = processes.cpu_seconds(zygote) if start == "zygote" else 0.0
     result["zygote_pss"] = pss_mb(zygote) if start == "zygote" else 0.0
     env.close()
     return result
