@@ -84,21 +84,19 @@ def test_shipped_config(name, tmp_path):
     train_shortened(config, tmp_path)
 
 
-def benchmark_of_ablations():
-    path = ROOT / "benchmarks" / "ablations.py"
-    spec = importlib.util.spec_from_file_location("libero_ablations", path)
-    module = importlib.util.module_from_spec(spec)
+def queued_runs():
+    """The runs of every settings file of benchmarks/recipe.py, one per task and setting."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(path.parent)  # as when it is run as a script
-        spec.loader.exec_module(module)
-    return module
+        patch.syspath_prepend(ROOT / "benchmarks")  # as when it is run as a script
+        recipe = importlib.import_module("recipe")
+    files = sorted((ROOT / "benchmarks" / "recipes").glob("*.yaml"))
+    assert files
+    return [run for file in files for run in recipe.queue(recipe.read_settings(file) | {"seeds": [3]}, Path("runs"))]
 
 
-@pytest.mark.parametrize("variant", benchmark_of_ablations().VARIANTS)
-def test_variant_of_the_ablations(variant, tmp_path):
-    arguments = benchmark_of_ablations().arguments(tmp_path, variant, seed=3)
-    config = parse("train", arguments)
-    assert config.seed == 3
+@pytest.mark.parametrize("run", queued_runs(), ids=lambda run: run.folder.name)
+def test_settings_of_the_recipe_benchmark(run, tmp_path):
+    config = parse("train", [*run.arguments, "--out", str(tmp_path), "--seed", str(run.seed)])
     train_shortened(config, tmp_path)
 
 

@@ -1,0 +1,336 @@
+"""
+Compare settings of ``rlt train`` over tasks and seeds: a queue of runs, and the statistics of the field.
+
+    python benchmarks/recipe.py --settings benchmarks/recipes/ablations.yaml
+    python benchmarks/recipe.py --settings FILE --table            # only the tables of the runs that are finished
+
+A settings file has the arguments of ``rlt train`` that all runs share (``common``), those of each task (``tasks``) and
+of each setting (``settings``), and ``seeds``. The first setting is the one that the others are compared with. A task
+that needs another Python environment has ``{python: FILE, arguments: ...}``. Runs are kept in ``--out``, are not
+repeated, and go on from their last checkpoint if they were interrupted. As many run at once as there are cores, so that
+all cores are busy; start nothing else, or minutes mean little.
+
+The tables show, for each run, the frozen VLA and RLT on held-out states; the area under the practicing actor's own
+curve on the selection states, its lowest point, and how much practice it took to solve 30 points more than the VLA and
+90 %. For each setting they show the interquartile mean over tasks and seeds, and the probability that the setting is
+better than the first one, with stratified bootstrap intervals (Agarwal et al., "Deep Reinforcement Learning at the Edge
+of the Statistical Precipice", 2021; ``pip install 'rlt[benchmarks]'``).
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from tasks import ROOT, rate
+
+from rlt_sb3.common.files import replacing
+from rlt_sb3.evaluation.compare import compare
+from rlt_sb3.evaluation.results import Evaluation
+from rlt_sb3.experiment.report import read_evaluations
+
+KEYS = {"common", "seeds", "tasks", "settings"}
+#: LIBERO's control steps in a minute of robot time
+STEPS_PER_MINUTE = 20 * 60
+#: bootstrap samples of an interval
+RESAMPLES = 2000
+#: what settings are compared by: name -> how a table calls it
+SCORES = {"area": "area under the curve", "last": "last selection evaluation", "held_out": "held-out states"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """
+    One run of the queue.
+
+    :param setting: name of the setting
+    :param task: name of the task
+    :param seed: seed of the run
+    :param folder: where ``rlt train`` keeps it
+    :param python: interpreter that runs it
+    :param arguments: of ``rlt train``
+    """
+
+    setting: str
+    task: str
+    seed: int
+    folder: Path
+    python: str
+    arguments: tuple[str, ...]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end."""
+        return (self.folder / "report.html").exists()
+
+    def command(self) -> list[str]:
+        """Return the command that begins the run, or continues it where it was interrupted."""
+        train = [self.python, "-m", "rlt_sb3", "train"]
+        if any(self.folder.glob("checkpoints/*/model.zip")):
+            return [*train, "--resume", str(self.folder)]
+        names = ["--out", str(self.folder.parent), "--name", self.folder.name, "--seed", str(self.seed)]
+        return [*train, *self.arguments, *names, "--progress", "false"]
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """
+    Read a settings file.
+
+    :param path: a YAML file
+    :return: its contents, with every task as a mapping
+    :raises ValueError: if it has other keys, or no task, setting or seed
+    """
+    data = yaml.safe_load(path.read_text())
+    if not isinstance(data, dict) or set(data) - KEYS or not all(data.get(key) for key in KEYS - {"common"}):
+        found = sorted(data) if isinstance(data, dict) else data
+        raise ValueError(f"{path} must have tasks, settings and seeds, and may have common, got {found}.")
+    tasks = {
+        name: task if isinstance(task, dict) else {"arguments": task or ""} for name, task in data["tasks"].items()
+    }
+    for name, task in tasks.items():
+        if set(task) - {"python", "arguments"}:
+            raise ValueError(f"Task {name!r} of {path} may have python and arguments, got {sorted(task)}.")
+    return {"common": data.get("common") or "", "seeds": data["seeds"], "tasks": tasks, "settings": data["settings"]}
+
+
+def queue(settings: dict[str, Any], out: Path) -> list[Run]:
+    """
+    List the runs of a settings file: all settings of a task and seed follow one another.
+
+    :param settings: of :func:`read_settings`
+    :param out: where runs are kept
+    :return: the runs, in the order in which they are made
+    """
+    runs = []
+    for seed in settings["seeds"]:
+        for task, of_task in settings["tasks"].items():
+            for setting, arguments in settings["settings"].items():
+                words = " ".join([settings["common"], of_task.get("arguments") or "", arguments or ""])
+                name = "-".join(text.replace(",", "").replace(" ", "_") for text in (setting, task, f"seed{seed}"))
+                python = of_task.get("python", sys.executable)
+                runs.append(Run(setting, task, seed, out / name, python, tuple(shlex.split(words))))
+    return runs
+
+
+def play(runs: list[Run], parallel: int) -> Iterator[Run]:
+    """
+    Make the runs that are not finished yet, several at once.
+
+    :param runs: the queue
+    :param parallel: runs at once
+    :return: runs, each when it has finished
+    """
+
+    def one(run: Run) -> Run:
+        command = run.command()
+        if "--resume" not in command:
+            shutil.rmtree(run.folder, ignore_errors=True)  # begun, and interrupted before its first checkpoint
+        print("==", shlex.join(command[3:]), flush=True)
+        with open(run.folder.with_suffix(".log"), "a") as log:
+            # one thread each: the runs themselves are what fills the cores
+            environ = os.environ | {"OMP_NUM_THREADS": "1"}
+            subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, env=environ)
+        return run
+
+    with ThreadPoolExecutor(parallel) as pool:
+        yield from pool.map(one, [run for run in runs if not run.finished])
+
+
+def curve(data: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """
+    Read the practicing actor's curve on the selection states; it begins as the frozen VLA.
+
+    :param data: contents of evaluations.json
+    :return: chunks, control steps, success rates
+    """
+    first = data["vla_selection"]
+    points = [(0, 0, first["successes"] / first["n"])]
+    for point in data["selection"]:
+        found = point.get("candidate") or point["evaluation"]
+        points.append((point["chunks"], point["control_steps"], found["successes"] / found["n"]))
+    chunks, steps, rates = (np.array(column, dtype=float) for column in zip(*points, strict=True))
+    return chunks, steps, rates
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """
+    Measure a finished run.
+
+    :param run: the run
+    :return: its row of the table
+    """
+    data = read_evaluations(run.folder)
+    chunks, steps, rates = curve(data)
+
+    def minutes_to(goal: float) -> float | None:
+        reached = np.flatnonzero(rates[1:] >= goal - 1e-9)
+        return float(steps[1 + reached[0]] / STEPS_PER_MINUTE) if len(reached) else None
+
+    vla, rlt = (Evaluation.from_dict(data[name]) for name in ("vla", data["config"]["algorithm"]))
+    paired = compare(vla, rlt)
+    return {
+        "setting": run.setting,
+        "task": run.task,
+        "seed": run.seed,
+        "vla": {"k": vla.successes, "n": vla.n, "wilson_95": vla.interval},
+        "rlt": {"k": rlt.successes, "n": rlt.n, "wilson_95": rlt.interval},
+        "fixed": paired.fixed,
+        "broken": paired.broken,
+        "p_value": paired.p_value,
+        "vla_selection": rates[0],
+        "selection": rates[1:].tolist(),
+        "deployed": [point["evaluation"]["successes"] / point["evaluation"]["n"] for point in data["selection"]],
+        "area": float(np.trapezoid(rates, chunks) / chunks[-1]),
+        "lowest": float(rates[1:].min()),
+        "last": float(rates[-1]),
+        "held_out": rlt.rate,
+        "minutes_to_30_points": minutes_to(rates[0] + 0.3),
+        "minutes_to_90": minutes_to(0.9),
+        "robot_minutes": float(steps[-1] / STEPS_PER_MINUTE),
+        "wall_minutes": data["minutes"],
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """
+    Make the table of the runs.
+
+    :param rows: of :func:`measure`
+    :return: Markdown, one line per run
+    """
+    head = (
+        "task", "setting", "seed", "frozen VLA", "RLT", "fixed / broken", "area", "lowest (VLA)", "selection states",
+        "robot minutes to +30 points, to 90 %, in all", "minutes",
+    )  # fmt: skip
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in rows:
+        goals = (row["minutes_to_30_points"], row["minutes_to_90"], row["robot_minutes"])
+        cells = [
+            row["task"], row["setting"], str(row["seed"]), rate(row["vla"]), rate(row["rlt"]),
+            f"{row['fixed']} / {row['broken']}", f"{row['area']:.2f}",
+            f"{row['lowest']:.2f} ({row['vla_selection']:.2f})",
+            ", ".join(f"{found:.2f}" for found in row["selection"]),
+            ", ".join("-" if goal is None else f"{goal:.0f}" for goal in goals), f"{row['wall_minutes']:.0f}",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def matrices(rows: list[dict[str, Any]], score: str) -> dict[str, np.ndarray]:
+    """
+    Arrange a score as rliable takes it.
+
+    :param rows: of :func:`measure`
+    :param score: a key of :data:`SCORES`
+    :return: setting -> (seeds, tasks), of the tasks and seeds that every setting has finished
+    """
+    found = {(row["setting"], row["task"], row["seed"]): row[score] for row in rows}
+    settings, tasks, seeds = (list(dict.fromkeys(key[i] for key in found)) for i in range(3))
+    tasks = [task for task in tasks if all((one, task, seed) in found for one in settings for seed in seeds)]
+    return {one: np.array([[found[one, task, seed] for task in tasks] for seed in seeds]) for one in settings}
+
+
+def aggregate(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """
+    Compare settings over tasks and seeds.
+
+    :param rows: of :func:`measure`
+    :return: for each score and setting: interquartile mean, probability of improvement over the first setting, and
+        their stratified bootstrap intervals (95 %)
+    :raises ImportError: if rliable is missing
+    """
+    try:
+        from rliable import library, metrics
+    except ImportError as error:
+        raise ImportError("The comparison of settings needs rliable: pip install 'rlt[benchmarks]'.") from error
+    bootstrap = {"reps": RESAMPLES, "random_state": np.random.RandomState(0)}
+    results = []
+    for score in SCORES:
+        scores = matrices(rows, score)
+        first = next(iter(scores))
+        if not scores[first].size:
+            continue
+        means, of_means = library.get_interval_estimates(
+            scores, lambda x: np.array([metrics.aggregate_iqm(x)]), **bootstrap
+        )
+        pairs = {name: (values, scores[first]) for name, values in scores.items() if name != first}
+        better, of_better = (
+            library.get_interval_estimates(pairs, metrics.probability_of_improvement, **bootstrap)
+            if pairs
+            else ({}, {})
+        )
+        for name, values in scores.items():
+            row = {"score": score, "setting": name, "runs": values.size, "iqm": float(means[name][0])}
+            row["iqm_95"] = of_means[name].ravel().tolist()
+            if name in better:
+                row |= {"better": float(better[name]), "better_95": np.ravel(of_better[name]).tolist()}
+            results.append(row)
+    return results
+
+
+def comparison(results: list[dict[str, Any]]) -> str:
+    """
+    Make the table of the settings.
+
+    :param results: of :func:`aggregate`
+    :return: Markdown, one line per score and setting
+    """
+    lines = ["| score | setting | runs | interquartile mean | probability of improvement |", "|---|---|---|---|---|"]
+    for row in results:
+        mean = f"{row['iqm']:.2f} ({row['iqm_95'][0]:.2f} to {row['iqm_95'][1]:.2f})"
+        low, high = row.get("better_95", (0.0, 0.0))
+        better = f"{row['better']:.2f} ({low:.2f} to {high:.2f})" if "better" in row else "-"
+        lines.append(f"| {SCORES[row['score']]} | {row['setting']} | {row['runs']} | {mean} | {better} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Make the runs and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--settings", type=Path, required=True, help="a settings file")
+    parser.add_argument("--out", type=Path, help="where runs are kept; runs/ and the file's name by default")
+    parser.add_argument("--parallel", type=int, default=os.cpu_count(), help="runs at once")
+    parser.add_argument("--only", nargs="+", help="settings of the file")
+    parser.add_argument("--seeds", nargs="+", type=int, help="instead of those of the file")
+    parser.add_argument("--table", action="store_true", help="make no runs")
+    parser.add_argument("--json", type=Path, help="benchmarks/results/ and the file's name by default")
+    args = parser.parse_args()
+    settings = read_settings(args.settings)
+    unknown = sorted(set(args.only or []) - set(settings["settings"]))
+    if unknown:
+        parser.error(f"{args.settings} has no setting {unknown}, it has {list(settings['settings'])}")
+    settings["settings"] = {name: settings["settings"][name] for name in args.only or settings["settings"]}
+    settings["seeds"] = args.seeds or settings["seeds"]
+    out = args.out or Path("runs") / args.settings.stem
+    out.mkdir(parents=True, exist_ok=True)
+    runs = queue(settings, out)
+    if not args.table:
+        with open(out / ".lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                parser.error(f"another of these commands is at work in {out}: wait for it, or name another --out")
+            for run in play(runs, args.parallel):
+                print(table([measure(run)]).splitlines()[-1], flush=True)
+    rows = [measure(run) for run in runs if run.finished]
+    if not rows:
+        parser.error(f"no run in {out} is finished")
+    results = aggregate(rows)
+    with replacing(args.json or ROOT / "benchmarks" / "results" / f"{args.settings.stem}.json") as temporary:
+        temporary.write_text(json.dumps({"runs": rows, "settings": results}, indent=1) + "\n")
+    print(table(rows), comparison(results), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()

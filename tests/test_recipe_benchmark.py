@@ -1,0 +1,130 @@
+"""benchmarks/recipe.py: its queue, what it resumes, and its numbers against sums done by hand."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILE = """
+common: --total_chunks 10
+seeds: [0, 1]
+tasks:
+  one: --config demo
+  two: {python: other, arguments: --config libero_goal_6}
+settings:
+  RLT: ""
+  long returns: --rlt.n_steps 8
+"""
+
+
+@pytest.fixture
+def recipe(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # as when it is run as a script
+    return importlib.import_module("recipe")
+
+
+@pytest.fixture
+def runs(recipe, tmp_path):
+    (tmp_path / "file.yaml").write_text(FILE)
+    return recipe.queue(recipe.read_settings(tmp_path / "file.yaml"), tmp_path)
+
+
+def evaluation(successes, n=4):
+    rows = [
+        {"task_id": 0, "init_index": i, "pair": i, "chunks": 2, "success": i < successes, "steps": 10} for i in range(n)
+    ]
+    return {"policy": "any", "split": "eval", "successes": successes, "n": n, "rows": rows}
+
+
+def evaluations(practicing, deployed=None):
+    points = [
+        {"chunks": 100 * at, "control_steps": 1200 * at, "minutes": at, "candidate": evaluation(k)}
+        | {"evaluation": evaluation(k if deployed is None else deployed)}
+        for at, k in enumerate(practicing, start=1)
+    ]
+    config = {"algorithm": "rlt", "seed": 0}
+    first = {"vla": evaluation(1), "rlt": evaluation(3), "vla_selection": evaluation(1)}
+    return first | {"selection": points, "config": config, "minutes": 7.0}
+
+
+def test_order_and_arguments_of_the_queue(runs, tmp_path):
+    names = [run.folder.name for run in runs]
+    assert names[:3] == ["RLT-one-seed0", "long_returns-one-seed0", "RLT-two-seed0"] and len(set(names)) == 8
+    assert [run.seed for run in runs] == [0] * 4 + [1] * 4
+    command = runs[3].command()
+    assert command[0] == "other" and runs[0].command()[0] == sys.executable
+    assert command[4:10] == ["--total_chunks", "10", "--config", "libero_goal_6", "--rlt.n_steps", "8"]
+    assert command[10:16] == ["--out", str(tmp_path), "--name", "long_returns-two-seed0", "--seed", "0"]
+
+
+def test_an_interrupted_run_goes_on_and_a_finished_one_is_not_repeated(recipe, runs, monkeypatch):
+    begun, interrupted, finished, new = runs[:4]
+    for run, file in ((begun, "config.yaml"), (interrupted, "checkpoints/a/model.zip"), (finished, "report.html")):
+        (run.folder / file).parent.mkdir(parents=True)
+        (run.folder / file).touch()
+    commands = []
+    monkeypatch.setattr(recipe.subprocess, "run", lambda command, **_: commands.append(command))
+    assert list(recipe.play(runs[:4], parallel=1)) == [begun, interrupted, new]
+    assert "--resume" not in commands[0] and not begun.folder.exists()  # nothing to go on from
+    assert commands[1][3:] == ["train", "--resume", str(interrupted.folder)]
+    assert commands[2] == new.command()
+
+
+def test_measures_of_a_run(recipe, runs, monkeypatch):
+    # 1 of 4 by the VLA; the practicing actor solves 0, 2, 4 while the VLA's chunks are deployed
+    monkeypatch.setattr(recipe, "read_evaluations", lambda folder: evaluations([0, 2, 4], deployed=1))
+    row = recipe.measure(runs[0])
+    assert row["area"] == pytest.approx((0.125 + 0.25 + 0.75) / 3)
+    assert (row["vla_selection"], row["lowest"], row["last"], row["held_out"]) == (0.25, 0.0, 1.0, 0.75)
+    assert row["selection"] == [0.0, 0.5, 1.0] and row["deployed"] == [0.25] * 3
+    # 1,200 control steps are a minute; 0.55 and 0.9 are first reached at the third point
+    assert (row["minutes_to_30_points"], row["minutes_to_90"], row["robot_minutes"]) == (3.0, 3.0, 3.0)
+    assert (row["fixed"], row["broken"]) == (2, 0)
+    monkeypatch.setattr(recipe, "read_evaluations", lambda folder: evaluations([2, 3]))
+    assert (recipe.measure(runs[0])["minutes_to_30_points"], recipe.measure(runs[0])["minutes_to_90"]) == (2.0, None)
+
+
+def test_only_tasks_that_all_settings_have_finished_are_compared(recipe):
+    rows = [
+        {"setting": setting, "task": task, "seed": seed, "area": 10 * seed + (setting == "b") + 0.1 * (task == "y")}
+        for setting in "ab"
+        for task in "xy"
+        for seed in (0, 1)
+    ]
+    assert {name: values.tolist() for name, values in recipe.matrices(rows, "area").items()} == {
+        "a": [[0, 0.1], [10, 10.1]],
+        "b": [[1, 1.1], [11, 11.1]],
+    }
+    assert recipe.matrices(rows[:-1], "area")["b"].tolist() == [[1], [11]]
+
+
+def test_settings_that_are_better_on_every_task_and_seed(recipe):
+    pytest.importorskip("rliable")
+    scores = {"a": [0.2, 0.4], "b": [0.8, 0.9]}
+    rows = [
+        {"setting": name, "task": str(task), "seed": seed} | dict.fromkeys(recipe.SCORES, value + 0.01 * seed)
+        for name, values in scores.items()
+        for task, value in enumerate(values)
+        for seed in (0, 1)
+    ]
+    first, second = [row for row in recipe.aggregate(rows) if row["score"] == "area"]
+    # the middle half of 0.20, 0.21, 0.40, 0.41
+    assert first["iqm"] == pytest.approx(np.mean([0.21, 0.40])) and "better" not in first
+    assert second["better"] == 1.0 and second["better_95"] == [1.0, 1.0] and second["runs"] == 4
+    assert first["iqm_95"][0] <= first["iqm"] <= first["iqm_95"][1] < second["iqm_95"][0]
+    assert "| 0.85 (" in recipe.comparison([second])
+
+
+def test_bad_settings_files(recipe, tmp_path):
+    path = tmp_path / "bad.yaml"
+    for text in ("seeds: [0]", "tasks: {a: b}\nsettings: {c: d}\nseeds: []", FILE + "tries: 3", "[]"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="must have tasks, settings and seeds"):
+            recipe.read_settings(path)
+    path.write_text(json.dumps({"seeds": [0], "settings": {"a": ""}, "tasks": {"b": {"config": "demo"}}}))
+    with pytest.raises(ValueError, match=r"Task 'b' of .* may have python and arguments, got"):
+        recipe.read_settings(path)
