@@ -107,19 +107,10 @@ class LastGate(PolicyGate):
         )
 
 
-class States:
-    """Selection states: what a player does on them, always the same."""
-
-    def __init__(self, n: int):
-        self.n = n
-        self.known: dict[Player, Sample] = {}
-
-    def of(self, player: Player) -> Sample:
-        """Return the player's episodes."""
-        if player not in self.known:
-            solved = np.random.random(self.n) < player.rate
-            self.known[player] = Sample(self.n, [Trial(at, C * 8, 0, bool(k)) for at, k in enumerate(solved)])
-        return self.known[player]
+def on_states(player: Player, states: int) -> Sample:
+    """Play the selection states."""
+    solved = np.random.random(states) < player.rate
+    return Sample(states, [Trial(at, C * 8, 0, bool(success)) for at, success in enumerate(solved)])
 
 
 def play(
@@ -143,9 +134,9 @@ def play(
     :param rows: chunks of the run
     :return: after each vector step and each selection evaluation: chunks so far, which of the two, and the policy
     """
-    policy, selection = Copies(learner(0.0)), States(states)
+    policy = Copies(learner(0.0))
     gate.restart(n_envs)
-    gate.use_states(selection.of(vla))
+    gate.use_states(on_states(vla, states))
     observation, noisy, reference = th.full((n_envs, 1), 2.0), np.zeros((n_envs, 1)), np.ones((n_envs, 1))
     playing, left, success = np.full(n_envs, -1.0), np.zeros(n_envs, int), np.zeros(n_envs, bool)
     dones = np.ones(n_envs, bool)
@@ -161,8 +152,8 @@ def play(
         if auditions and (auditions + 1) * chunks // rows > played:
             played += 1
             while gate.best is not None and not gate.best.states.trials:
-                gate.add_states(policy, selection.of(policy.deployed))
-            gate.audition(policy, lambda: selection.of(policy.deployed), lambda sample: sample)
+                gate.add_states(policy, on_states(policy.deployed, states))
+            gate.audition(policy, lambda: on_states(policy.deployed, states), lambda sample: sample)
             yield chunks, "audition", policy
         if chunks < WARM_UP:
             gate.play_vla()

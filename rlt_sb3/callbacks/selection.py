@@ -13,9 +13,10 @@ from stable_baselines3.common.logger import Logger
 
 from rlt_sb3.callbacks.base import StatefulCallback
 from rlt_sb3.callbacks.budget import BudgetCallback
-from rlt_sb3.callbacks.metrics import control_frequency, throughput
+from rlt_sb3.callbacks.metrics import throughput
 from rlt_sb3.common.files import replacing
 from rlt_sb3.common.policy_gate import PolicyGate
+from rlt_sb3.common.robot_time import control_frequency
 from rlt_sb3.common.trials import Sample, Trial
 from rlt_sb3.evaluation.compare import compare
 from rlt_sb3.evaluation.results import Evaluation
