@@ -358,7 +358,7 @@ MUTATIONS = dict(enumerate([
              "evidence = ((self.trials, vla_trials), (self.states, vla_states))",
              "evidence = ((self.trials, vla_trials),)", "common/test_contenders.py"),
     Mutation("all kinds of episodes weigh the same", CONTENDERS,
-             "weight = sum(Fraction(n * n0, n + n0)", "weight = sum(Fraction(n + n0, 4)", "common/test_contenders.py"),
+             "weight = sum((Fraction(n * n0, n + n0)", "weight = sum((Fraction(n + n0, 4)", "common/test_contenders.py"),
     Mutation("a kept actor follows the training actor", CONTENDERS,
              "value.cpu().clone()", "value.cpu()", "common/test_contenders.py"),
     Mutation("episodes on other states stay evidence", GATE,

@@ -197,16 +197,19 @@ class SelectionCallback(StatefulCallback):
         """Return the outcome of the best actor so far, which is played if it is not known yet."""
         kept = {one.number for one in gate.contenders}
         self.played = {number: result for number, result in self.played.items() if number in kept}
+        policy: Any = self.model.policy
         if gate.best is None:
-            gate.adopt(self.model.policy)
-        while gate.best.number not in self.played:  # once it is known, another one can be the best
-            number = gate.best.number
+            gate.adopt(policy)
+        while True:  # once the best is known, another one can be the best
+            best = gate.best
+            assert best is not None
+            if best.number in self.played:
+                return self.played[best.number]
             result = self.evaluate(self.model)
-            gate.add_states(self.model.policy, self._sample(result))
-            self.played[number] = replace(result, frames={})
-            if gate.best.number == number:
+            gate.add_states(policy, self._sample(result))
+            self.played[best.number] = replace(result, frames={})
+            if gate.best is best:
                 return result  # with its films
-        return self.played[gate.best.number]
 
     def _sample(self, result: Evaluation) -> Sample:
         compare(self.baseline, result)  # raises an error for other states

@@ -80,8 +80,9 @@ def gain(evidence: Sequence[tuple[Sample, Sample]]) -> Fraction:
     :return: rate of the player less that of the other one, exactly; 0 where nothing can be compared
     """
     strata = [table for sample, reference in evidence for table in tables(sample, reference)]
-    weight = sum(Fraction(n * n0, n + n0) for _, n, _, n0 in strata)
-    return sum(Fraction(k * n0 - k0 * n, n + n0) for k, n, k0, n0 in strata) / weight if weight else Fraction(0)
+    weight = sum((Fraction(n * n0, n + n0) for _, n, _, n0 in strata), Fraction(0))
+    difference = sum((Fraction(k * n0 - k0 * n, n + n0) for k, n, k0, n0 in strata), Fraction(0))
+    return difference / weight if weight else Fraction(0)
 
 
 def pace(evidence: Sequence[tuple[Sample, Sample]]) -> float:
