@@ -20,8 +20,10 @@ from typing import Any
 import matplotlib
 import numpy as np
 
+from rlt_sb3.common.robot_time import robot_minutes
 from rlt_sb3.evaluation.compare import compare
 from rlt_sb3.evaluation.results import Evaluation
+from rlt_sb3.experiment.practice import practicing, steps_to
 from rlt_sb3.experiment.report import read_evaluations
 
 matplotlib.use("Agg")
@@ -44,6 +46,7 @@ def summary(run: Path) -> dict[str, Any]:
     after = {(row.task_id, row.init_index): row.steps for row in rlt.rows if row.success}
     both = sorted(before.keys() & after.keys())
     paired = compare(vla, rlt)
+    selection_vla = data["vla_selection"]["successes"] / data["vla_selection"]["n"]
     return {
         "task": f"{env['suite']} {', '.join(map(str, env['task_ids']))}",
         "algorithm": config["algorithm"],
@@ -57,6 +60,8 @@ def summary(run: Path) -> dict[str, Any]:
         if both
         else None,
         "control_steps": data["training"]["control_steps"],
+        "control_frequency": data.get("control_frequency"),
+        "control_steps_to": {"+30 points": steps_to(data, selection_vla + 0.3), "90 %": steps_to(data, 0.9)},
         "minutes": data["minutes"],
         "selection": {
             "n": data["vla_selection"]["n"],
@@ -64,7 +69,7 @@ def summary(run: Path) -> dict[str, Any]:
             "vla_wilson_95": data["vla_selection"]["wilson_95"],
             "chunks": [point["chunks"] for point in data["selection"]],
             "successes": [point["evaluation"]["successes"] for point in data["selection"]],
-            "practicing": [(point.get("candidate") or {}).get("successes") for point in data["selection"]],
+            "practicing": [practicing(point)["successes"] for point in data["selection"]],
         },
     }
 
@@ -82,23 +87,34 @@ def steps(run: dict[str, Any]) -> str:
 
 def lowest(run: dict[str, Any]) -> str:
     """Return the practicing actor's worst selection evaluation, with the VLA's number."""
-    found = [k for k in run["selection"].get("practicing", []) if k is not None]
+    found = [k for k in run["selection"].get("practicing", []) if k is not None]  # older runs did not play it
     n = run["selection"]["n"]
     return f"{min(found)}/{n} ({run['selection']['vla']}/{n})" if found else "not measured"
+
+
+def practice(run: dict[str, Any], control_steps: int | None) -> str:
+    """Return control steps of practice as robot minutes, or as they are where the frequency is not stored."""
+    if control_steps is None:
+        return "-"
+    minutes = robot_minutes(control_steps, run.get("control_frequency"))
+    return f"{control_steps:,} steps" if minutes is None else f"{minutes:.0f}"
 
 
 def table(runs: list[dict[str, Any]]) -> str:
     """Return Markdown, one row per run."""
     lines = [
         "| task | seed | frozen VLA | RLT | fixed / broken | McNemar p | steps where both succeed | "
-        "lowest practicing actor (VLA) | minutes |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "lowest practicing actor (VLA) | robot minutes | to +30 points | to 90 % | minutes |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for run in runs:
+        known = run.get("control_steps_to", {})  # older entries of the file lack it
+        reached = {goal: practice(run, known.get(goal)) for goal in ("+30 points", "90 %")}
         lines.append(
             f"| {run['task']} | {run['seed']} | {rate(run['vla'])} | {rate(run['rlt'])} | "
             f"{run['fixed']} / {run['broken']} | {run['p_value']:.0e} | {steps(run)} | "
-            f"{lowest(run)} | {run['minutes']:.0f} |"
+            f"{lowest(run)} | {practice(run, run['control_steps'])} | {reached['+30 points']} | {reached['90 %']} | "
+            f"{run['minutes']:.0f} |"
         )
     return "\n".join(lines)
 

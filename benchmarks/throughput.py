@@ -1,6 +1,6 @@
 """Chunks per second of the whole training loop, serial and overlapped, with the VLA in the loop, and where time goes.
 
-    python benchmarks/throughput.py                      # 1, 2, 4, 8 and 16 environments
+    python benchmarks/throughput.py --json benchmarks/results/throughput.json     # 1, 2, 4, 8 and 16 environments
     python benchmarks/throughput.py --envs 2 --seconds 10 --rounds 3
 
 RLT's defaults learn on a LIBERO task: "serial" is ``train_freq=1``, "overlap" is ``train_freq=(1, "overlap")``. Both
@@ -8,7 +8,8 @@ take turns on the same simulators, so that whatever else the machine does hits t
 
 Wall time is what the main process does, part after part: the learner (updates, actor, buffer), VLA, encoder, transport
 (messages, copies of pictures, infos), and waiting for the simulators, which is divided as the simulators' own time is:
-physics, pictures, resets. "sum" is the sum of these parts divided by the wall time.
+physics, pictures, resets. "sum" is the sum of these parts divided by the wall time. A sum that is off by more than 5 %
+ends the program with status 1, after both tables.
 
 The first table needs a machine on which nothing else runs. CPU time, of all processes, does not depend on that, except
 for caches. "packed" is the ratio overlap / serial that the CPU times of the serial loop allow: simulators and updates
@@ -196,14 +197,16 @@ def packed(row: dict[str, Any], num_envs: int, cores: int) -> float:
 
 
 def report(num_envs: int, found: dict[str, dict[str, Any]]) -> None:
-    """Print the rows of the first table."""
+    """Print the rows of the first table; add what they show to the numbers."""
     for mode, row in found.items():
         chunks, own = row["chunks"], sum(row[part] for part in SIMULATORS)
         parts = [row[part] for part in MAIN] + [row["waiting"] * row[part] / own for part in SIMULATORS]
         cells = [f"{1000 * seconds / chunks:.1f}" for seconds in parts]
         cpu = row["main_cpu"] + row["workers_cpu"]
-        rate = f"{chunks / row['wall']:.2f} | {chunks / cpu:.2f} | {cpu / row['wall']:.2f}"
-        print(f"| {num_envs} | {mode} | {rate} | {' | '.join(cells)} | {sum(parts) / row['wall']:.1%} |", flush=True)
+        row |= {"chunks_per_second": chunks / row["wall"], "chunks_per_core_second": chunks / cpu}
+        row["sum"] = sum(parts) / row["wall"]
+        rate = f"{row['chunks_per_second']:.2f} | {row['chunks_per_core_second']:.2f} | {cpu / row['wall']:.2f}"
+        print(f"| {num_envs} | {mode} | {rate} | {' | '.join(cells)} | {row['sum']:.1%} |", flush=True)
 
 
 def main() -> None:
@@ -250,7 +253,11 @@ def main() -> None:
                 cells += [f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})", "", ""]
             print(f"| {num_envs} | {mode} | {' | '.join(cells)} |")
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps({"arguments": vars(arguments), "results": results}, indent=2) + "\n")
+        shown = {"arguments": vars(arguments), "cores": cores, "load": load, "results": results}
+        Path(arguments.json).write_text(json.dumps(shown, indent=2) + "\n")
+    off = [f"{n} {mode}" for n, found in results.items() for mode, row in found.items() if abs(row["sum"] - 1.0) > 0.05]
+    if off:
+        sys.exit(f"The parts do not add up to the wall time within 5 %: {', '.join(off)}.")
 
 
 if __name__ == "__main__":

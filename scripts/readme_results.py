@@ -12,14 +12,16 @@ from pathlib import Path
 
 from rlt_sb3.evaluation.compare import compare
 from rlt_sb3.evaluation.results import Evaluation
+from rlt_sb3.experiment.practice import lowest, practicing, training_minutes
 from rlt_sb3.experiment.report import read_evaluations
 
 README = Path(__file__).parent.parent / "README.md"
 #: the lines between these two are written by this script
 MARKS = ("<!-- results: begin -->\n", "<!-- results: end -->")
 HEAD = (
-    "| task | seed | frozen VLA | RLT | fixed / broken | lowest evaluation of the practicing actor | minutes |\n"
-    "|---|---|---|---|---|---|---|\n"
+    "| task | seed | frozen VLA | RLT | fixed / broken | lowest evaluation of the practicing actor "
+    "| robot minutes | minutes |\n"
+    "|---|---|---|---|---|---|---|---|\n"
 )
 
 
@@ -40,14 +42,14 @@ def row(run: Path) -> str:
     env, seed = data["config"]["env"], data["config"]["seed"]
     vla, rlt = (Evaluation.from_dict(data[name]) for name in ("vla", "rlt"))
     paired = compare(vla, rlt)
-    # before the gate deploys an actor, "evaluation" is the VLA's and "candidate" the practicing actor's
-    practicing = [point.get("candidate") or point["evaluation"] for point in data["selection"]]
-    lowest = min(practicing, key=lambda found: found["successes"])
+    point = lowest(data)
+    assert point is not None, f"{run} has no selection evaluation"
+    worst = practicing(point)
     task = f"{env['suite']} {', '.join(map(str, env['task_ids']))}"
     return (
         f"| {task} | {seed} | {rate(vla)} | {rate(rlt)} | {paired.fixed} / {paired.broken} | "
-        f"{lowest['successes']}/{lowest['n']} (VLA: {data['vla_selection']['successes']}/{lowest['n']}) | "
-        f"{data['minutes']:.0f} |\n"
+        f"{worst['successes']}/{worst['n']} (VLA: {data['vla_selection']['successes']}/{worst['n']}) | "
+        f"{training_minutes(data) or '-'} | {data['minutes']:.0f} |\n"
     )
 
 

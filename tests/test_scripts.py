@@ -62,7 +62,9 @@ def test_row_of_the_table(run):
     assert [int(part) for part in cells[4].split(" / ")] == [data["comparison"][key] for key in ("fixed", "broken")]
     practicing = [(point.get("candidate") or point["evaluation"])["successes"] for point in data["selection"]]
     assert cells[5] == f"{min(practicing)}/4 (VLA: {data['vla_selection']['successes']}/4)"
-    assert cells[6] == f"{data['minutes']:.0f}"
+    assert cells[6] == f"{data['training']['control_steps'] / 20 / 60:.1f}" and cells[7] == f"{data['minutes']:.0f}"
+    assert data["training"]["robot_minutes"] == pytest.approx(data["training"]["control_steps"] / 1200)
+    assert data["selection"][0]["robot_minutes"] == pytest.approx(data["selection"][0]["control_steps"] / 1200)
     assert len(cells) == script("readme_results").HEAD.splitlines()[0].count("|") - 1
 
 

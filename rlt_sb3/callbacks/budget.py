@@ -10,6 +10,7 @@ import numpy as np
 
 from rlt_sb3.callbacks.base import StatefulCallback
 from rlt_sb3.common.chunk_outcome import outcomes_of
+from rlt_sb3.common.robot_time import control_frequency, robot_minutes
 
 
 class BudgetCallback(StatefulCallback):
@@ -63,6 +64,9 @@ class BudgetCallback(StatefulCallback):
         self.control_steps += sum(outcome.steps for outcome in outcomes)
         self.logger.record("time/control_steps", self.control_steps)
         self.logger.record("time/minutes", self.minutes)
+        robot = robot_minutes(self.control_steps, control_frequency(self.training_env))
+        if robot is not None:
+            self.logger.record("time/robot_minutes", robot)
         if self.on_progress is not None:
             self.on_progress(self.used)
         # Stable-Baselines3 itself stops at total_chunks, after the updates for the last chunks. To stop here would omit

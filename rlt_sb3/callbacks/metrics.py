@@ -10,18 +10,8 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlt_sb3.callbacks.base import StatefulCallback
 from rlt_sb3.common.chunk_outcome import ChunkOutcome, outcomes_of
+from rlt_sb3.common.robot_time import control_frequency
 from rlt_sb3.common.vec_env import metadata_of
-
-
-def control_frequency(env: VecEnv | None) -> float | None:
-    """
-    Read how many control steps make a simulated second.
-
-    :param env: an environment
-    :return: control steps per second; ``None`` where its metadata have no robot
-    """
-    robot = metadata_of(env).get("robot")
-    return None if robot is None else float(robot.control_frequency)
 
 
 def action_names(env: VecEnv | None, size: int) -> tuple[str, ...]:

@@ -13,8 +13,11 @@ from stable_baselines3.common.logger import Logger
 
 from rlt_sb3.callbacks.base import StatefulCallback
 from rlt_sb3.callbacks.budget import BudgetCallback
-from rlt_sb3.callbacks.metrics import control_frequency, throughput
+from rlt_sb3.callbacks.metrics import throughput
 from rlt_sb3.common.files import replacing
+from rlt_sb3.common.policy_gate import PolicyGate
+from rlt_sb3.common.robot_time import control_frequency
+from rlt_sb3.common.trials import Sample, Trial
 from rlt_sb3.evaluation.compare import compare
 from rlt_sb3.evaluation.results import Evaluation
 
@@ -68,8 +71,9 @@ class SelectionCallback(StatefulCallback):
 
     A model with a deployment gate (RLT's ``gate``) has a deployed and a practicing actor. Both are evaluated if they
     differ: the practicing actor's result shows the effect of training before the gate deploys it. It is deployed if it
-    passes the gate's test (:meth:`~rlt_sb3.common.policy_gate.PolicyGate.audition`) and does better here than the
-    deployed actor. While the model still plays the VLA's own chunks, the VLA's evaluation is copied, not played again.
+    passes the gate's test (:meth:`~rlt_sb3.common.policy_gate.PolicyGate.audition`) and is the best actor by the
+    evidence so far. A deployed actor plays the states once; if it then is not the best any more, the one before it
+    comes back. While the model still plays the VLA's own chunks, the VLA's evaluation is copied, not played again.
 
     :param evaluate: ``model -> Evaluation`` on the selection states
     :param every: chunks between two evaluations
@@ -106,6 +110,7 @@ class SelectionCallback(StatefulCallback):
         self.points: list[SelectionPoint] = []
         self.best: Evaluation | None = None
         self.best_chunks = 0
+        self.played: dict[int, Evaluation] = {}  # of the gate's contenders, by their number
 
     @property
     def last(self) -> int:
@@ -175,19 +180,40 @@ class SelectionCallback(StatefulCallback):
         if gate is None:
             return self.evaluate(self.model), None
         untouched = gate.plays_vla(policy)
-        deployed = self.baseline if untouched else self.evaluate(self.model)
+        gate.use_states(sample_of(self.baseline))
+        deployed = self.baseline if untouched else self._deployed(gate)
         if not untouched and same_actors(policy):
             return deployed, deployed
-        better = None if untouched else lambda result: _order(result) > _order(deployed)
-        practicing, passed = gate.audition(policy, lambda: self.evaluate(self.model), self._paired, better)
+        passed_before = gate.passed
+        practicing, best = gate.audition(policy, lambda: self.evaluate(self.model), self._sample)
+        if gate.passed > passed_before:
+            self.played[gate.passed] = replace(practicing, frames={})
         self.logger.record("selection/candidate_success_rate", practicing.rate)
         if untouched:
             deployed = replace(deployed, policy=practicing.policy, frames={})
-        return (practicing if passed else deployed), practicing
+        return (practicing if best else deployed), practicing
 
-    def _paired(self, result: Evaluation) -> tuple[int, int]:
-        paired = compare(self.baseline, result)
-        return paired.fixed, paired.broken
+    def _deployed(self, gate: PolicyGate) -> Evaluation:
+        """Return the outcome of the best actor so far, which is played if it is not known yet."""
+        kept = {one.number for one in gate.contenders}
+        self.played = {number: result for number, result in self.played.items() if number in kept}
+        policy: Any = self.model.policy
+        if gate.best is None:
+            gate.adopt(policy)
+        while True:  # once the best is known, another one can be the best
+            best = gate.best
+            assert best is not None
+            if best.number in self.played:
+                return self.played[best.number]
+            result = self.evaluate(self.model)
+            gate.add_states(policy, self._sample(result))
+            self.played[best.number] = replace(result, frames={})
+            if gate.best is best:
+                return result  # with its films
+
+    def _sample(self, result: Evaluation) -> Sample:
+        compare(self.baseline, result)  # raises an error for other states
+        return sample_of(result)
 
     def restore(self) -> None:
         """
@@ -208,6 +234,7 @@ class SelectionCallback(StatefulCallback):
         gate = getattr(self.model, "gate", None)
         if gate is not None:
             gate.abandon_trial()  # the actor on trial was put back as well
+            gate.adopt(self.model.policy)
 
     def below_vla(self, result: Evaluation) -> bool:
         """
@@ -222,9 +249,10 @@ class SelectionCallback(StatefulCallback):
         """
         Return what a resumed run needs to know.
 
-        :return: all evaluations so far, the best one, and when it was
+        :return: all evaluations so far, the best one, when it was, and those of the gate's contenders
         """
         return {
+            "played": {str(number): result.to_dict() for number, result in self.played.items()},
             "points": [point.to_dict() for point in self.points],
             "best": None if self.best is None else self.best.to_dict(),
             "best_chunks": self.best_chunks,
@@ -239,6 +267,18 @@ class SelectionCallback(StatefulCallback):
         self.points = [SelectionPoint.from_dict(point) for point in state["points"]]
         self.best = None if state["best"] is None else Evaluation.from_dict(state["best"])
         self.best_chunks = state["best_chunks"]
+        self.played = {int(number): Evaluation.from_dict(result) for number, result in state["played"].items()}
+
+
+def sample_of(result: Evaluation) -> Sample:
+    """
+    Convert an evaluation for the gate.
+
+    :param result: an evaluation
+    :return: its episodes, in the order of the tasks and their initial states
+    """
+    rows = sorted(result.rows, key=lambda row: (row.task_id, row.init_index))
+    return Sample(len(rows), [Trial(at, row.steps, row.task_id, row.success) for at, row in enumerate(rows)])
 
 
 def same_actors(policy: Any) -> bool:

@@ -12,8 +12,9 @@ import torch as th
 from torch import nn
 
 from rlt_sb3.common.chunk_outcome import ChunkOutcome
+from rlt_sb3.common.contenders import Contender, copied
 from rlt_sb3.common.stats import fisher_p, mcnemar_p
-from rlt_sb3.common.trials import Sample, Trial, is_better, more_successes_p, quicker_p, worse_on_a_task
+from rlt_sb3.common.trials import Sample, Trial, is_better, worse_on_a_task
 
 
 class GatedPolicy(Protocol):
@@ -51,7 +52,7 @@ AnyEvaluation = TypeVar("AnyEvaluation")
 
 class PolicyGate:
     """
-    Plays a share of the training episodes without noise, and deploys an actor that beats the VLA in them.
+    Plays a share of the training episodes without noise, and deploys the best actor that beats the VLA in them.
 
     The practicing actor is worse than the VLA for a while, because it follows critics that are still wrong. The gate
     keeps such an actor from being deployed. Only noise-free episodes of a fixed actor measure its success rate: noise
@@ -63,15 +64,19 @@ class PolicyGate:
        continue after it until there are enough.
     2. *Screening*: then a copy of the training actor is put on trial. If it is not better than the VLA in its first
        ``window`` trials, at a level of 10 %, the next copy has its turn.
-    3. *Confirmation*: its next ``2 * window`` trials, and only these, decide. The copy is deployed if it solves more
-       than the VLA in Fisher's exact one-sided test, at the level ``budget / 2 / (j * (j + 1))`` for the j-th
-       confirmation since the last deployment. The levels of all confirmations add up to half of the budget; the other
-       half belongs to :meth:`audition`.
+    3. *Confirmation*: its next ``2 * window`` trials, and only these, decide. The copy passes if it solves more than
+       the VLA in Fisher's exact one-sided test, at the level ``budget / 2 / (j * (j + 1))`` for the j-th confirmation
+       since an actor has passed. The levels of all confirmations add up to half of the budget; the other half belongs
+       to :meth:`audition`.
 
     If the VLA solves so much that not even ``2 * window`` successes could pass, an actor has to be quicker: it must
     solve at least the VLA's share, in fewer control steps (Mann and Whitney's one-sided test on the successful
-    episodes, at the same levels). No actor is deployed that is worse in one of several tasks, or worse than the one
-    that is deployed (both at 5 %).
+    episodes, at the same levels). No actor passes that is worse in one of several tasks (at 5 %).
+
+    Of all actors that have passed, the one with the largest gain over the VLA is deployed, by all of its episodes: its
+    confirmation, and the selection states if it has played them (:class:`~rlt_sb3.common.contenders.Contender`). So an
+    actor is replaced only by one with at least as good evidence. If it does worse on the selection states than in its
+    confirmation, the actor before it can come back: the best :attr:`KEPT` are kept.
 
     Episodes count in the order in which they *start* (see :class:`~rlt_sb3.common.trials.Sample`), and a sample is
     judged when all of its episodes have ended; a copy that can no longer pass is rejected at once. Episodes in which
@@ -83,18 +88,20 @@ class PolicyGate:
 
     :param share: share of the episodes that may be noise-free, in (0, 1]; the others are played with noise
     :param window: trials of the screening; the baseline has four times as many, the confirmation twice
-    :param budget: error rate in (0, 1): how often, at most, an actor that is not better than the VLA is deployed, over
-        all copies that are tried until one is deployed
+    :param budget: error rate in (0, 1): how often, at most, an actor that is not better than the VLA passes, over all
+        copies that are tried until one passes
     :raises ValueError: for settings out of range, and where ``window`` is too small for any actor to pass
     """
 
     #: level of the screening
     SCREENING = 0.1
-    #: level at which an actor is worse in one of the tasks, or worse than the one that is deployed
+    #: level at which an actor is worse in one of the tasks
     WORSE = 0.05
-    #: what :meth:`state_dict` holds besides the samples
-    COUNTERS = ("clock", "on_trial", "screened", "confirmations", "auditions", "candidates", "approvals")
-    SAMPLES = ("baseline", "trials", "deployed")
+    #: actors that have passed and are kept, the deployed one among them
+    KEPT = 3
+    #: what :meth:`state_dict` holds besides the samples and the contenders
+    COUNTERS = ("clock", "on_trial", "screened", "confirmations", "auditions", "candidates", "passed", "approvals")
+    SAMPLES = ("baseline", "trials")
 
     def __init__(self, share: float = 0.5, window: int = 16, budget: float = 0.05):
         if not (isinstance(share, int | float | np.floating) and 0.0 < share <= 1.0):
@@ -112,13 +119,15 @@ class PolicyGate:
         self.recent: deque[bool] = deque(maxlen=window)  # the last trials of all actors, for the log
         self.baseline = Sample(4 * window)  # the VLA's episodes
         self.trials = Sample()  # of the actor on trial
-        self.deployed = Sample()  # confirmation of the deployed actor, if it has passed one
+        self.vla_states = Sample()  # the VLA's episodes on the selection states
+        self.contenders: list[Contender] = []  # the best actors that have passed, best first: the deployed one
         self.on_trial = False  # whether an actor is on trial
         self.screened = False  # whether it has passed the screening
-        self.confirmations = 0  # that were decided since the last deployment
-        self.auditions = 0  # that were decided since the last deployment
+        self.confirmations = 0  # that were decided since an actor has passed
+        self.auditions = 0  # that were decided since an actor has passed
         self.candidates = 0  # actors that were put on trial
-        self.approvals = 0  # actors that were deployed
+        self.passed = 0  # actors that have beaten the VLA
+        self.approvals = 0  # those of them that were deployed at once
         self.clock = 0  # vector steps
         self._longest = 0  # longest episode, in vector steps
         self._practicing = self._warned = False
@@ -128,7 +137,7 @@ class PolicyGate:
         """
         Compute the significance level of a test.
 
-        :param number: of the confirmation, or of the audition, since the last deployment; from 1
+        :param number: of the confirmation, or of the audition, since an actor has passed; from 1
         :return: its level; all of them add up to half of the budget
         """
         return self.budget / 2 / (number * (number + 1))
@@ -138,7 +147,8 @@ class PolicyGate:
         state = {name: getattr(self, name) for name in self.COUNTERS}
         longest = self._longest_possible()
         samples = {name: getattr(self, name).until(self.clock - longest).to_list() for name in self.SAMPLES}
-        return state | samples | {"longest": longest, "recent": list(self.recent)}
+        kept = {"vla_states": self.vla_states.to_list(), "contenders": [one.to_list() for one in self.contenders]}
+        return state | samples | kept | {"longest": longest, "recent": list(self.recent)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """
@@ -150,6 +160,8 @@ class PolicyGate:
             setattr(self, name, state[name])
         for name in self.SAMPLES:
             setattr(self, name, Sample.from_list(state[name]))
+        self.vla_states = Sample.from_list(state["vla_states"])
+        self.contenders = [Contender.from_list(one) for one in state["contenders"]]
         self.recent = deque(state["recent"], maxlen=self.window)
         self._longest = state["longest"]
         self._open_seats(self.n_envs)
@@ -157,9 +169,14 @@ class PolicyGate:
     # ---------------------------------------------------------------- which actor plays
 
     def begin(self) -> None:
-        """Begin a new run: the VLA plays its baseline episodes first, and no actor is on trial."""
+        """
+        Begin a new run: the VLA plays its baseline episodes first, and no actor is on trial.
+
+        The deployed actor stays, but nothing is known of it.
+        """
         self.abandon_trial()
-        self.baseline, self.deployed, self._longest = Sample(4 * self.window), Sample(), 0
+        self.baseline, self.vla_states, self._longest = Sample(4 * self.window), Sample(), 0
+        self.contenders = [Contender(one.number, one.parameters) for one in self.contenders[:1]]
         self._practicing = self._warned = False
 
     def restart(self, n_envs: int) -> None:
@@ -260,26 +277,79 @@ class PolicyGate:
         for env in np.flatnonzero(self.player == "actor"):
             self.player[env], self._seats[env] = "", None
 
-    def deploy(self, policy: GatedPolicy) -> None:
+    # ---------------------------------------------------------------- the best actor so far
+
+    @property
+    def best(self) -> Contender | None:
+        """The deployed actor with the evidence on it; None: no actor has passed."""
+        return self.contenders[0] if self.contenders else None
+
+    def pass_trial(self, policy: GatedPolicy) -> None:
         """
-        Deploy the actor on trial; the budget is renewed.
+        Count the actor on trial among those that have beaten the VLA, and deploy it if it is the best of them.
 
         :param policy: the policy
         """
-        policy.deploy(policy.actor_on_trial.state_dict())
-        self._approve(self.trials)
+        self._pass(policy, policy.actor_on_trial.state_dict(), self.trials, Sample())
 
-    def _approve(self, confirmation: Sample) -> None:
-        self.deployed = confirmation
-        self.approvals += 1
+    def _pass(self, policy: GatedPolicy, parameters: Mapping[str, Any], trials: Sample, states: Sample) -> bool:
+        """Add an actor that has beaten the VLA; the budget is renewed. Return whether it is deployed."""
+        self.passed += 1
         self.confirmations = self.auditions = 0
         self.abandon_trial()
+        self.contenders.insert(0, Contender(self.passed, copied(parameters), trials, states))
+        self._rank(policy)
+        deployed = self.contenders[0].number == self.passed
+        self.approvals += deployed
+        return deployed
+
+    def _rank(self, policy: GatedPolicy) -> None:
+        """Deploy the best actor by the evidence so far; of equals, the one that is first in the list."""
+        before = self.contenders[0]
+        merit = {one.number: one.merit(self.baseline, self.vla_states) for one in self.contenders}
+        self.contenders.sort(key=lambda one: merit[one.number], reverse=True)  # a stable sort
+        self.contenders = self.contenders[: self.KEPT]
+        if self.contenders[0] is not before or before.number == self.passed:
+            policy.deploy(self.contenders[0].parameters)
+
+    def use_states(self, vla: Sample) -> None:
+        """
+        Tell the gate how the VLA does on the selection states, on which actors are compared as well.
+
+        :param vla: the VLA's episodes, in the order of the states. Where they differ from those before, what actors did
+            on other states is not evidence any more
+        """
+        if vla.to_list() != self.vla_states.to_list():
+            self.vla_states = vla
+            for one in self.contenders:
+                one.states = Sample()
+
+    def add_states(self, policy: GatedPolicy, states: Sample) -> None:
+        """
+        Count the episodes of :attr:`best` on the selection states as evidence; the best can be another actor now.
+
+        :param policy: the policy
+        :param states: its episodes, in the order of :meth:`use_states`
+        """
+        self.contenders[0].states = states
+        self._rank(policy)
+
+    def adopt(self, policy: GatedPolicy) -> None:
+        """
+        Take notice of an actor that was deployed from outside; of the kept ones, only this one is known from now on.
+
+        :param policy: the policy
+        """
+        now = copied(policy.actor_deployed.state_dict())
+        same = [one for one in self.contenders if all(value.equal(one.parameters[name]) for name, value in now.items())]
+        self.passed += not same
+        self.contenders = same[:1] or [Contender(self.passed, now)]
 
     # ---------------------------------------------------------------- the tests
 
     def step(self, policy: GatedPolicy, outcomes: Sequence[ChunkOutcome], dones: np.ndarray) -> None:
         """
-        Count one vector step; deploys the actor on trial if it has passed.
+        Count one vector step; deploys the actor on trial if it has passed and is the best so far.
 
         :param policy: the policy
         :param outcomes: of the chunks just played, one per environment. An episode whose simulator broke or in which
@@ -310,7 +380,7 @@ class PolicyGate:
             self._judge(policy)
 
     def _judge(self, policy: GatedPolicy) -> None:
-        """Deploy or reject the actor on trial, if its episodes decide."""
+        """Pass or reject the actor on trial, if its episodes decide."""
         if not self.screened:
             passed = self._passed(self.window, self.SCREENING)
             if passed is False:
@@ -323,8 +393,8 @@ class PolicyGate:
         if passed is None:
             return
         self.confirmations += 1  # also after an early failure, since its trials have been tested
-        if passed and not self._worse():
-            self.deploy(policy)
+        if passed and not worse_on_a_task(self.trials, self.baseline, self.WORSE):
+            self.pass_trial(policy)
         else:
             self.abandon_trial()
 
@@ -337,49 +407,36 @@ class PolicyGate:
     def _passed(self, n: int, level: float) -> bool | None:
         return is_better(self.trials, n, self.baseline, level, self._by_speed)
 
-    def _worse(self) -> bool:
-        """Whether the actor on trial is worse than the VLA in one of the tasks, or worse than the deployed actor."""
-        if worse_on_a_task(self.trials, self.baseline, self.WORSE):
-            return True
-        if more_successes_p(self.deployed, self.trials) <= self.WORSE:
-            return True
-        return self._by_speed and quicker_p(self.deployed, self.trials) <= self.WORSE
-
     def audition(
         self,
         policy: GatedPolicy,
         evaluate: Callable[[], AnyEvaluation],
-        paired: Callable[[AnyEvaluation], tuple[int, int]],
-        better: Callable[[AnyEvaluation], bool] | None = None,
+        sample: Callable[[AnyEvaluation], Sample],
     ) -> tuple[AnyEvaluation, bool]:
         """
-        Evaluate the training actor on fixed initial states, and deploy it if it beats the VLA on the same states.
+        Evaluate the training actor on the states of :meth:`use_states`; it passes if it beats the VLA on them.
 
         The test is McNemar's exact one-sided one, at the level ``budget / 2 / (k * (k + 1))`` for the k-th audition
-        since the last deployment.
+        since an actor has passed.
 
-        :param policy: the policy; the training actor is deployed while it is evaluated, and what was deployed before
-            comes back if it does not pass, or if the evaluation is interrupted
+        :param policy: the policy; the training actor is deployed while it is evaluated. What was deployed before comes
+            back, unless the training actor passes and is the best so far
         :param evaluate: plays what is deployed
-        :param paired: of the evaluation: states that the VLA fails in and the actor solves, states that only the VLA
-            solves
-        :param better: of the evaluation: whether the actor does better than the deployed one; None: not compared
+        :param sample: of the evaluation: its episodes, in the order of the states
         :return: evaluation of the training actor, whether it is deployed now
         """
         before = {name: value.clone() for name, value in policy.actor_deployed.state_dict().items()}
         policy.deploy(policy.training_actor.state_dict())
-        passed = False
         try:
             result = evaluate()
-            passed = mcnemar_p(*paired(result), alternative="greater") <= self.level(self.auditions + 1)
-            passed = passed and (better is None or better(result))
         finally:
-            if not passed:
-                policy.deploy(before)
+            policy.deploy(before)
+        states = sample(result)
+        pairs = [(bool(a.success), bool(b.success)) for a, b in zip(self.vla_states.trials, states.trials, strict=True)]
+        fixed, broken = pairs.count((False, True)), pairs.count((True, False))
+        passed = mcnemar_p(fixed, broken, alternative="greater") <= self.level(self.auditions + 1)
         self.auditions += 1
-        if passed:
-            self._approve(Sample())  # the evaluation has other states than training: no trials to compare with
-        return result, passed
+        return result, passed and self._pass(policy, policy.training_actor.state_dict(), Sample(), states)
 
     def warn_of_open_baseline(self) -> None:
         """Warn, once, if training has ended before an actor could be put on trial."""

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from rlt_sb3.common.files import replacing
+from rlt_sb3.common.robot_time import robot_minutes
 from rlt_sb3.evaluation.compare import compare
 from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
 from rlt_sb3.experiment.config import ReportConfig
+from rlt_sb3.experiment.practice import lowest_point, milestones, practicing, training_minutes
 
 
 def report(config: ReportConfig) -> Path:
@@ -90,7 +92,10 @@ def write_report(run: Path, beside: Sequence[Path] = ()) -> Path:
         label=get_algorithm(data["config"]["algorithm"]).label,
         rows=rows,
         points=_points(data),
+        gated=any(point.get("candidate") for point in data["selection"]),
         lowest=lowest_point(data),
+        robot_minutes=training_minutes(data),
+        milestones=milestones(data),
         curve=_inline(run / "learning_curve.png"),
         videos={name: _inline(run / f"{name}.mp4") for name in ("before", "after")},
         config=config_path.read_text() if config_path.is_file() else "",
@@ -120,6 +125,7 @@ def _points(data: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {key: point[key] for key in ("chunks", "control_steps", "minutes")}
         | {
+            "robot_minutes": robot_minutes(point["control_steps"], data.get("control_frequency")),
             "played": _solved(point["evaluation"]),
             "by_vla": plays_vla(point, data),
             "practicing": _solved(point["candidate"]) if point.get("candidate") else None,
@@ -136,26 +142,12 @@ def plays_vla(point: dict[str, Any], data: dict[str, Any]) -> bool:
     :param data: contents of evaluations.json
     :return: whether no actor was deployed yet, so that the point's evaluation is the frozen VLA's, not played again
     """
-    practicing, rows = point.get("candidate"), point["evaluation"]["rows"]
-    return practicing is not None and practicing["rows"] != rows == data.get("vla_selection", {}).get("rows")
+    candidate, rows = point.get("candidate"), point["evaluation"]["rows"]
+    return candidate is not None and candidate["rows"] != rows == data.get("vla_selection", {}).get("rows")
 
 
 def _solved(evaluation: dict[str, Any]) -> str:
     return f"{evaluation['successes']}/{evaluation['n']}"
-
-
-def lowest_point(data: dict[str, Any]) -> str | None:
-    """
-    Find the practicing actor's worst selection evaluation.
-
-    :param data: contents of evaluations.json
-    :return: the practicing actor's worst selection evaluation, as words; None if it was never evaluated by itself
-    """
-    points = [point for point in data["selection"] if point.get("candidate")]
-    if not points:
-        return None
-    worst = min(points, key=lambda point: point["candidate"]["successes"])
-    return f"{_solved(worst['candidate'])} at {worst['chunks']:,} chunks"
 
 
 def _rows_beside(data: dict[str, Any], other: Path) -> list[dict[str, str]]:
@@ -206,8 +198,8 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
         )
         axes.axhspan(*baseline.interval, color="tab:gray", alpha=0.15, linewidth=0)
         points = [(0, baseline), *points]
-    practicing = [
-        (p["control_steps"], Evaluation.from_dict(p["candidate"])) for p in data["selection"] if p.get("candidate")
+    practiced = [
+        (p["control_steps"], Evaluation.from_dict(practicing(p))) for p in data["selection"] if p.get("candidate")
     ]
     label = get_algorithm(data["config"]["algorithm"]).label
     if points:
@@ -215,14 +207,14 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
         rates = np.array([e.rate for _, e in points])
         bounds = np.array([e.interval for _, e in points])
         errors = np.abs(bounds.T - rates)
-        played = f"{label} deployed (what predict() plays)" if practicing else label
+        played = f"{label} deployed (what predict() plays)" if practiced else label
         axes.errorbar(
             x, rates, yerr=errors, marker="o", capsize=3, color="tab:blue", label=f"{played}, selection states"
         )
-    if practicing:
+    if practiced:
         axes.plot(
-            [step for step, _ in practicing],
-            [evaluation.rate for _, evaluation in practicing],
+            [step for step, _ in practiced],
+            [evaluation.rate for _, evaluation in practiced],
             marker="x",
             linestyle=":",
             color="tab:red",
@@ -278,6 +270,11 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
         panels[1].legend(fontsize=8)
         panels[1].grid(alpha=0.3)
     panels[-1].set_xlabel("control steps of training")
+    frequency = data.get("control_frequency")
+    if frequency is not None:
+        a_minute = 60.0 * frequency
+        top = axes.secondary_xaxis("top", functions=(lambda x: x / a_minute, lambda x: x * a_minute))
+        top.set_xlabel("robot minutes", fontsize=9)
     path = run / "learning_curve.png"
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=120, format="png")

@@ -18,6 +18,7 @@ from rlt_sb3.callbacks.selection import SelectionCallback, SelectionPoint
 from rlt_sb3.callbacks.video import VideoCallback
 from rlt_sb3.common.files import replacing
 from rlt_sb3.common.loggers import CSVWriter, TensorBoardWriter, WandbWriter
+from rlt_sb3.common.robot_time import control_frequency, robot_minutes
 from rlt_sb3.evaluation.evaluate import Predictor
 from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.algorithms import get_algorithm
@@ -216,9 +217,11 @@ class Training:
         if point.candidate is not None and point.candidate is not point.evaluation:
             practicing = f" (practicing actor: {point.candidate.successes}/{n})"
             run.files.write_films(f"{films}-practicing", point.candidate)
+        minutes = robot_minutes(point.control_steps, control_frequency(self.venv))
+        robot = "" if minutes is None else f", {minutes:.1f} robot minutes"
         run.progress.say(
-            f"selection after {point.chunks} chunks ({point.control_steps} control steps, {point.minutes:.1f} min): "
-            f"{label} {k}/{n}, frozen VLA {baseline.successes}/{baseline.n}{practicing}"
+            f"selection after {point.chunks} chunks ({point.control_steps} control steps{robot}, {point.minutes:.1f} "
+            f"min): {label} {k}/{n}, frozen VLA {baseline.successes}/{baseline.n}{practicing}"
         )
         if self.selection.below_vla(point.evaluation):
             what = "the best networks so far are put back" if self.config.guard == "restore" else "it goes on"
@@ -230,13 +233,18 @@ class Training:
 
     def store(self) -> None:
         """Write evaluations.json."""
-        model = self.model
+        model, frequency = self.model, control_frequency(self.venv)
         self.run.store(
-            selection=[point.to_dict() for point in self.selection.points],
+            control_frequency=frequency,
+            selection=[
+                point.to_dict() | {"robot_minutes": robot_minutes(point.control_steps, frequency)}
+                for point in self.selection.points
+            ],
             training={
                 "chunks": model.num_timesteps,
                 "control_steps": self.budget.control_steps,
                 "minutes": self.budget.minutes,
+                "robot_minutes": robot_minutes(self.budget.control_steps, frequency),
                 "episodes": self.budget.episodes,
             },
         )

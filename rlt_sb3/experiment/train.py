@@ -22,6 +22,7 @@ from rlt_sb3.experiment.context import Run
 from rlt_sb3.experiment.environment import check_device, make_env, set_threads
 from rlt_sb3.experiment.interrupt import Interrupt
 from rlt_sb3.experiment.models import as_predictor, load_model, resolve_settings
+from rlt_sb3.experiment.practice import lowest_point, milestones, training_minutes
 from rlt_sb3.experiment.progress import Progress
 from rlt_sb3.experiment.run_dir import RunDir
 
@@ -223,8 +224,6 @@ def summary(data: dict[str, Any]) -> str:
 
     :param data: contents of evaluations.json
     """
-    from rlt_sb3.experiment.report import lowest_point
-
     lines = ["", f"{'policy':<12} {'success':>9} {'rate':>6}  {'95 % interval':<15} {'steps to success':>16}"]
     for key in ("vla", *algorithm_names()):
         if key in data:
@@ -239,13 +238,15 @@ def summary(data: dict[str, Any]) -> str:
             f"paired on the same {data['vla']['n']} held-out initial states: {c['fixed']} fixed, {c['broken']} broken, "
             f"{c['both']} both, {c['neither']} neither; McNemar p = {c['p_value']:.2g}"
         )
-    lowest = lowest_point(data) if "selection" in data else None
+    lowest = lowest_point(data)
     if lowest:
         lines.append(f"lowest point of the practicing actor, selection states: {lowest}")
+    lines += [f"selection states, {milestone}" for milestone in milestones(data)]
     if "training" in data:
-        t = data["training"]
+        t, minutes = data["training"], training_minutes(data)
+        robot = "" if minutes is None else f" ({minutes} robot minutes)"
         lines.append(
-            f"training: {t['episodes']} episodes, {t['chunks']} chunks, {t['control_steps']} control steps, "
+            f"training: {t['episodes']} episodes, {t['chunks']} chunks, {t['control_steps']} control steps{robot}, "
             f"{t['minutes']:.1f} min; whole run {data['minutes']:.1f} min"
         )
     return "\n".join(lines)

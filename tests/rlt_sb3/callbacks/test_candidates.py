@@ -11,7 +11,8 @@ from run_helpers import small
 from rlt_sb3.callbacks.budget import BudgetCallback
 from rlt_sb3.callbacks.selection import SelectionCallback, SelectionPoint
 from rlt_sb3.evaluation.results import Evaluation, StateResult
-from rlt_sb3.experiment.report import lowest_point, write_learning_curve, write_report
+from rlt_sb3.experiment.practice import lowest_point, milestones
+from rlt_sb3.experiment.report import write_learning_curve, write_report
 from rlt_sb3.experiment.train import train
 
 FILM = {0: [np.zeros((2, 2, 3), np.uint8)]}
@@ -38,7 +39,7 @@ def moved(policy):
 
 def test_both_actors_are_evaluated_where_they_differ(tmp_path):
     played, films = [], []
-    successes = iter([2, 20, 17, 6])
+    successes = iter([2, 20, 6])
 
     def evaluate(player):
         played.append([value.clone() for value in player.policy.actor_deployed.state_dict().values()])
@@ -56,22 +57,22 @@ def test_both_actors_are_evaluated_where_they_differ(tmp_path):
 
     # the VLA's chunks stay; the actor that beats the VLA is deployed, and practice goes on
     points = [run(True), run(True), run(True)]
-    assert [point.evaluation.successes for point in points] == [10, 20, 17]
+    assert [point.evaluation.successes for point in points] == [10, 20, 20]
     assert [point.candidate.successes for point in points] == [2, 20, 6]
-    for number, actor in enumerate([actors[0], actors[1], actors[1], actors[2]]):
+    for number, actor in enumerate([actors[0], actors[1], actors[2]]):  # nobody plays twice
         assert all(map(th.equal, played[number], actor)), number
-    assert len(played) == 4
+    assert len(played) == 3
     # what was deployed plays again afterwards
     assert all(map(th.equal, policy.actor_deployed.state_dict().values(), actors[1]))
     # films are shown once and not kept
-    assert films == [{}, FILM, FILM] and not any(p.evaluation.frames or p.candidate.frames for p in callback.points)
+    assert films == [{}, FILM, {}] and not any(p.evaluation.frames or p.candidate.frames for p in callback.points)
 
-    successes = iter([18])
+    successes = iter([])
     with th.no_grad():
         for value, deployed in zip(policy.training_actor.parameters(), actors[1], strict=True):
             value.copy_(deployed)
     same = run(False)  # the same actor need not play twice
-    assert same.evaluation.successes == same.candidate.successes == 18 and len(played) == 5
+    assert same.evaluation.successes == same.candidate.successes == 20 and len(played) == 3
 
     written = json.loads(json.dumps(callback.state_dict()))
     assert [SelectionPoint.from_dict(point) for point in written["points"]] == callback.points
@@ -82,7 +83,7 @@ def test_what_was_deployed_comes_back_after_an_interrupt(tmp_path):
 
     def evaluate(player):
         calls.append(player)
-        if len(calls) == 3:
+        if len(calls) == 2:
             raise KeyboardInterrupt
         return outcome(20)
 
@@ -126,7 +127,7 @@ def test_page_and_curve_show_the_practicing_actor(tmp_path, monkeypatch):
     assert lowest_point(data) == "3/20 at 3,600 chunks"
     (tmp_path / "evaluations.json").write_text(json.dumps(data))
     page = write_report(tmp_path).read_text()
-    assert "Lowest point of the practicing actor: 3/20 at 3,600 chunks." in page
+    assert "Lowest point of the practicing actor: 3/20 at 3,600 chunks." in page and "robot minutes" not in page
     rows = [
         [cell.split("</td>")[0] for cell in row.split("<td>")[1:]] for row in page.split("<tr>") if "00</td>" in row
     ]
@@ -139,14 +140,36 @@ def test_page_and_curve_show_the_practicing_actor(tmp_path, monkeypatch):
     assert drawn["RLT deployed (what predict() plays), selection states"].tolist() == [0.5, 0.5, 0.75, 0.8]
 
 
+def test_practice_is_shown_in_robot_minutes(tmp_path):
+    """At 30 Hz: 9,000 control steps are 300 seconds, 18,000 are ten minutes, 27,000 fifteen."""
+    data = points_of_a_run()
+    data["training"] = {"episodes": 3, "chunks": 3600, "control_steps": 27_900, "minutes": 3.0}
+    data["control_frequency"] = 30.0
+    assert milestones(data) == [
+        "30 points more than the frozen VLA (80%): after 27,000 control steps, 15.0 robot minutes",
+        "90 %: not reached",
+    ]
+    data["selection"][1]["evaluation"] |= {"successes": 18}
+    assert milestones(data)[1] == "90 %: after 18,000 control steps, 10.0 robot minutes"
+    (tmp_path / "evaluations.json").write_text(json.dumps(data))
+    page = write_report(tmp_path).read_text()
+    assert milestones(data)[0] in page and "27900 control steps (15.5 robot minutes)" in page
+    assert [minutes in page for minutes in ("<td>5.0</td>", "<td>10.0</td>", "<td>15.0</td>")] == [True] * 3
+    data["control_frequency"] = None
+    assert milestones(data)[1] == "90 %: after 18,000 control steps"
+    data["vla_selection"] |= {"successes": 15}  # 75 % and 30 points more are not a rate
+    assert milestones(data) == ["90 %: after 18,000 control steps"]
+
+
 def test_without_a_gate_there_is_one_actor(tmp_path):
     data = points_of_a_run()
     for point in data["selection"]:
         point["candidate"] = None
-    assert lowest_point(data) is None
+    assert lowest_point(data) == "10/20 at 1,200 chunks"  # of the one actor that there is
     (tmp_path / "evaluations.json").write_text(json.dumps(data))
     page = write_report(tmp_path).read_text()
-    assert "practicing" not in page and "<td>16/20</td><td>10/20</td>" in page.replace("\n", "")
+    assert "Lowest point of the practicing actor: 10/20" in page and "practicing actor</th>" not in page
+    assert "<td>16/20</td><td>10/20</td>" in page.replace("\n", "")
     write_learning_curve(tmp_path, data)
 
 
@@ -178,14 +201,13 @@ def test_a_better_practicing_actor_is_deployed(tmp_path):
     def quick(successes):
         return Evaluation("RLT", "selection", [StateResult(p, 0, p, p < successes, 4, 1) for p in range(20)])
 
-    # of each point: what is deployed, the practicing actor, whether it is deployed now
-    played = [[outcome(19)], [outcome(19), outcome(17)], [outcome(19), outcome(19)], [outcome(19), quick(19)],
-              [outcome(19), outcome(20)], [outcome(12), outcome(13)]]  # fmt: skip
-    deployed = [True, False, False, True, True, False]
-    results = iter([result for point in played for result in point])
+    # of each point: the practicing actor, whether it is deployed now
+    played = [(outcome(19), True), (outcome(17), False), (outcome(19), True), (quick(19), True), (outcome(19), False),
+              (outcome(20), True), (outcome(13), False)]  # fmt: skip
+    results = iter([result for result, _ in played])
     callback = make_callback(tmp_path, lambda player: next(results))
     policy = callback.model.policy
-    for wanted in deployed:
+    for _, wanted in played:
         moved(policy)
         before = callback.model.gate.approvals
         point = callback.run()

@@ -79,6 +79,7 @@ def test_logged_keys_are_the_documented_ones(run, tmp_path, monkeypatch):
 def test_numbers(run):
     metrics = read_metrics(run)
     last = -1
+    assert metrics["time/robot_minutes"][last] == pytest.approx(200 / 20 / 60)
     assert metrics["time/control_steps"][last] == 200 and metrics["time/chunks"][last] == 100
     assert (np.diff(metrics["time/total_timesteps"]) > 0).all()
     assert metrics["rollout/worker_restarts"][last] == 0

@@ -13,6 +13,7 @@ import torch as th
 from scipy.stats import fisher_exact
 
 from rlt_sb3.common.chunk_outcome import ChunkOutcome
+from rlt_sb3.common.contenders import Contender
 from rlt_sb3.common.policy_gate import PolicyGate
 from rlt_sb3.common.trials import Sample, Trial
 
@@ -192,21 +193,17 @@ def test_nearly_perfect_vla_is_replaced_by_a_quicker_actor(actor, length, approv
 
 
 def test_a_worse_actor_does_not_replace_a_better_one():
-    gate = make(vla=0.25)
-    gate.deployed, gate.approvals = of(16, 16), 1
-    assert beyond_chance(11, 16, 8, 32, 0.0125) and beyond_chance(16, 16, 11, 16, 0.05)
-    eleven = [True] * 8 + [False] * 5 + [True] * 11
-    world = World(gate, by_number(eleven))
-    world.step()
-    world.until(lambda: gate.candidates == 2)
-    assert gate.approvals == 1 and gate.confirmations == 1
-    gate.deployed = of(13, 16)  # not beyond chance
-    gate.confirmations = gate.candidates = 0
-    gate.abandon_trial()
-    world = World(gate, by_number(eleven))
-    world.step()
-    world.until(lambda: gate.approvals == 2, limit=200)
-    assert gate.deployed.count() == (11, 16)
+    """Not even where the difference can be chance; it passes, but what is deployed stays, and the budget is renewed."""
+    slower, quicker = of(11, 16, steps=26), of(11, 16, steps=23)  # than 24 control steps
+    cases = (of(16, 16), False), (of(12, 16), False), (quicker, False), (slower, True), (of(10, 16), True)
+    for before, replaced in cases:
+        gate = make(vla=0.25)
+        gate.contenders, gate.passed, gate.approvals = [Contender(1, {}, before)], 1, 1
+        world = World(gate, by_number([True] * 8 + [False] * 5 + [True] * 11))
+        world.until(lambda gate=gate: gate.passed == 2, limit=200)
+        assert (gate.approvals == 2) is replaced and gate.confirmations == 0
+        assert gate.best.number == (2 if replaced else 1)
+        assert [one.number for one in gate.contenders] == ([2, 1] if replaced else [1, 2])
 
 
 # ---------------------------------------------------------------- counting by start
@@ -254,7 +251,7 @@ def test_trials_count_in_the_order_of_their_start(n_envs):
     for _ in range(min(29, 2 * n_envs)):
         assert not world.step() and gate.on_trial and not gate.screened
     world.until(lambda: gate.approvals)
-    assert gate.deployed.count() == (16, 16)  # 6 of 8 have passed the screening
+    assert gate.best.trials.count() == (16, 16)  # 6 of 8 have passed the screening
     assert gate.candidates == 1 and len(gate.recent) == 8
 
 
@@ -319,7 +316,7 @@ def test_broken_simulators_and_takeovers_are_replaced():
     world.dones[:] = True  # the script's episode is over with its simulator
     gate.step(world.policy, [chunk(broken=True)], np.array([True]))
     world.until(lambda: gate.approvals, limit=33)
-    assert gate.deployed.count() == (16, 16)
+    assert gate.best.trials.count() == (16, 16)
 
 
 def test_restarts_do_not_favour_short_episodes():
@@ -370,10 +367,13 @@ def test_a_new_run_asks_the_vla_again():
     gate = make(vla=0.0)
     world = World(gate, lambda player, number: (True, 3), 2)
     world.step()
-    gate.deployed, gate.approvals, gate.confirmations = of(16, 16), 1, 3
+    gate.contenders = [Contender(5, {"x": th.ones(1)}, of(16, 16), of(9, 20)), Contender(3, {}, of(12, 16))]
+    gate.approvals, gate.confirmations = 1, 3
     gate.begin()
     gate.restart(2)
-    assert not gate.on_trial and not gate.baseline.trials and not gate.deployed.trials
+    assert not gate.on_trial and not gate.baseline.trials
+    assert [(one.number, one.parameters) for one in gate.contenders] == [(5, {"x": th.ones(1)})]
+    assert not gate.best.trials.trials and not gate.best.states.trials
     assert (gate.approvals, gate.confirmations) == (1, 3)
     world.restart()
     world.step(warm_up=True)
@@ -451,23 +451,37 @@ def test_bad_settings_are_named(settings, message):
 # ---------------------------------------------------------------- auditions
 
 
+def states(fixed: int, broken: int, both: int = 2, neither: int = 2) -> tuple[Sample, Sample]:
+    """The VLA's episodes on selection states, and an actor's."""
+    outcomes = [(False, True)] * fixed + [(True, False)] * broken + [(True, True)] * both + [(False, False)] * neither
+    vla, actor = (
+        Sample(len(outcomes), [Trial(at, 20, 0, pair[who]) for at, pair in enumerate(outcomes)]) for who in (0, 1)
+    )
+    return vla, actor
+
+
 @pytest.mark.parametrize(
     ("fixed", "broken", "number"), [(8, 0, 1), (6, 0, 1), (8, 0, 2), (8, 0, 5), (9, 1, 1), (9, 2, 1)]
 )
 def test_auditions_spend_levels_of_their_own(fixed, broken, number):
     gate = make()
     gate.confirmations = 7
+    vla, actor = states(3, 3)
+    gate.use_states(vla)
     for _ in range(number - 1):
-        assert gate.audition(Copies(), lambda: "played", lambda result: (3, 3)) == ("played", False)
+        assert gate.audition(Copies(), lambda: "played", lambda result: actor) == ("played", False)
     n = fixed + broken
     p = sum(comb(n, i) for i in range(fixed, n + 1)) / 2**n
     world = World(gate, lambda player, number: (True, 3))
     world.step()
     assert gate.on_trial and gate.auditions == number - 1
-    passed = gate.audition(Copies(), lambda: "played", lambda result: (fixed, broken))[1]
+    vla, actor = states(fixed, broken)
+    gate.use_states(vla)
+    passed = gate.audition(Copies(), lambda: "played", lambda result: actor)[1]
     assert passed is (p <= 0.025 / (number * (number + 1)))
     assert gate.approvals == passed and gate.on_trial is not passed
-    assert not gate.deployed.trials  # those of the actor on trial are another's
+    if passed:  # the trials of the actor on trial are another's
+        assert not gate.best.trials.trials and gate.best.states is actor
     assert (gate.auditions, gate.confirmations) == ((0, 0) if passed else (number, 7))
 
 

@@ -52,7 +52,7 @@ def test_predict_changes_with_approvals_only():
     for number in range(1, len(watch.approvals)):
         handed_out, tried = watch.handed_out[number], watch.tried[number]
         if watch.approvals[number] > watch.approvals[number - 1]:
-            # the very actor that was on trial when the episode ended; the next one has been nominated since
+            # the very actor that was on trial when the episode ended; the next one has been put on trial since
             assert np.array_equal(handed_out, watch.tried[number - 1])
         else:
             assert np.array_equal(handed_out, watch.handed_out[number - 1])
@@ -89,7 +89,7 @@ def test_what_was_approved_survives_saving(tmp_path):
     model = make(gate={"share": 0.5, "window": 4})
     model.learn(300)
     model.gate.start_trial(model.policy)
-    model.gate.deploy(model.policy)
+    model.gate.pass_trial(model.policy)
     obs = model.env.reset()
     model.save(tmp_path / "model.zip")
     loaded = RLT.load(tmp_path / "model.zip", device="cpu")

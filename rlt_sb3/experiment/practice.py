@@ -1,0 +1,91 @@
+"""What a run's evaluations say about its practice: lowest point, robot minutes, control steps to a success rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlt_sb3.common.robot_time import robot_minutes
+
+
+def practicing(point: dict[str, Any]) -> dict[str, Any]:
+    """
+    Find the practicing actor's evaluation of a selection point.
+
+    :param point: of "selection" in evaluations.json
+    :return: its evaluation. A model without a gate has one actor, whose evaluation is the point's
+    """
+    return point.get("candidate") or point["evaluation"]
+
+
+def lowest(data: dict[str, Any]) -> dict[str, Any] | None:
+    """
+    Find the practicing actor's worst selection evaluation.
+
+    :param data: contents of evaluations.json
+    :return: the first of the points with the fewest successes; None without a selection evaluation
+    """
+    return min(data.get("selection") or [], key=lambda point: practicing(point)["successes"], default=None)
+
+
+def lowest_point(data: dict[str, Any]) -> str | None:
+    """
+    Describe :func:`lowest`.
+
+    :param data: contents of evaluations.json
+    :return: successes, states and chunks as words; None without a selection evaluation
+    """
+    point = lowest(data)
+    if point is None:
+        return None
+    worst = practicing(point)
+    return f"{worst['successes']}/{worst['n']} at {point['chunks']:,} chunks"
+
+
+def training_minutes(data: dict[str, Any]) -> str | None:
+    """
+    Describe the robot minutes of the training of a run.
+
+    :param data: contents of evaluations.json
+    :return: "46.2"; None where they are not known
+    """
+    minutes = robot_minutes(data.get("training", {}).get("control_steps", 0), data.get("control_frequency"))
+    return None if minutes is None or "training" not in data else f"{minutes:.1f}"
+
+
+def steps_to(data: dict[str, Any], rate: float) -> int | None:
+    """
+    Find when what ``predict`` plays has reached a success rate on the selection states.
+
+    :param data: contents of evaluations.json
+    :param rate: success rate
+    :return: control steps of training at the first selection evaluation with at least this rate; None: there is none
+    """
+    reached = (
+        point["control_steps"]
+        for point in data.get("selection", [])
+        if point["evaluation"]["successes"] >= rate * point["evaluation"]["n"] - 1e-9
+    )
+    return next(reached, None)
+
+
+def milestones(data: dict[str, Any]) -> list[str]:
+    """
+    Describe when 30 points more than the frozen VLA, and when 90 %, have been reached on the selection states.
+
+    :param data: contents of evaluations.json
+    :return: one sentence for each; none before the first selection evaluation. A rate above 100 % has none
+    """
+    vla = data.get("vla_selection")
+    if not vla or not data.get("selection"):
+        return []
+    base = vla["successes"] / vla["n"]
+    goals = {f"30 points more than the frozen VLA ({base + 0.3:.0%})": base + 0.3, "90 %": 0.9}
+    return [_reached(data, name, rate) for name, rate in goals.items() if rate <= 1.0 + 1e-9]
+
+
+def _reached(data: dict[str, Any], name: str, rate: float) -> str:
+    steps = steps_to(data, rate)
+    if steps is None:
+        return f"{name}: not reached"
+    minutes = robot_minutes(steps, data.get("control_frequency"))
+    return f"{name}: after {steps:,} control steps" + ("" if minutes is None else f", {minutes:.1f} robot minutes")
