@@ -36,13 +36,13 @@ import yaml
 from tasks import ROOT, rate
 
 from rlt_sb3.common.files import replacing
+from rlt_sb3.common.robot_time import robot_minutes
 from rlt_sb3.evaluation.compare import compare
 from rlt_sb3.evaluation.results import Evaluation
+from rlt_sb3.experiment.practice import practicing
 from rlt_sb3.experiment.report import read_evaluations
 
 KEYS = {"common", "seeds", "tasks", "settings"}
-#: LIBERO's control steps in a minute of robot time
-STEPS_PER_MINUTE = 20 * 60
 #: bootstrap samples of an interval
 RESAMPLES = 2000
 #: what settings are compared by: name -> how a table calls it
@@ -157,7 +157,7 @@ def curve(data: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     first = data["vla_selection"]
     points = [(0, 0, first["successes"] / first["n"])]
     for point in data["selection"]:
-        found = point.get("candidate") or point["evaluation"]
+        found = practicing(point)
         points.append((point["chunks"], point["control_steps"], found["successes"] / found["n"]))
     chunks, steps, rates = (np.array(column, dtype=float) for column in zip(*points, strict=True))
     return chunks, steps, rates
@@ -173,9 +173,11 @@ def measure(run: Run) -> dict[str, Any]:
     data = read_evaluations(run.folder)
     chunks, steps, rates = curve(data)
 
+    minutes = [robot_minutes(count, data["control_frequency"]) for count in steps]
+
     def minutes_to(goal: float) -> float | None:
         reached = np.flatnonzero(rates[1:] >= goal - 1e-9)
-        return float(steps[1 + reached[0]] / STEPS_PER_MINUTE) if len(reached) else None
+        return minutes[1 + reached[0]] if len(reached) else None
 
     vla, rlt = (Evaluation.from_dict(data[name]) for name in ("vla", data["config"]["algorithm"]))
     paired = compare(vla, rlt)
@@ -197,7 +199,7 @@ def measure(run: Run) -> dict[str, Any]:
         "held_out": rlt.rate,
         "minutes_to_30_points": minutes_to(rates[0] + 0.3),
         "minutes_to_90": minutes_to(0.9),
-        "robot_minutes": float(steps[-1] / STEPS_PER_MINUTE),
+        "robot_minutes": minutes[-1],
         "wall_minutes": data["minutes"],
     }
 

@@ -48,7 +48,7 @@ def evaluations(practicing, deployed=None):
     ]
     config = {"algorithm": "rlt", "seed": 0}
     first = {"vla": evaluation(1), "rlt": evaluation(3), "vla_selection": evaluation(1)}
-    return first | {"selection": points, "config": config, "minutes": 7.0}
+    return first | {"selection": points, "config": config, "minutes": 7.0, "control_frequency": 20}
 
 
 def test_order_and_arguments_of_the_queue(runs, tmp_path):
