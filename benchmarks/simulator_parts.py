@@ -105,7 +105,7 @@ def time_parts(simulator: LiberoSimulator, chunks: np.ndarray) -> dict[str, floa
     mujoco.set_mjcb_time(None)
 
     def timed(*names: str) -> float:
-        return sum(timers[int(mujoco.mjtTimer[f"mjTIMER_{name}"])].duration for name in names) / steps
+        return sum(timers[int(getattr(mujoco.mjtTimer, f"mjTIMER_{name}"))].duration for name in names) / steps
 
     parts = {"collision": timed(*_COLLISION), "constraints": timed(*_CONSTRAINTS)}
     parts["dynamics"] = timed("STEP") - sum(parts.values())
