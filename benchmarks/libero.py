@@ -200,7 +200,8 @@ class ResultFile:
         names = [f"{suite} {task}" for suite, task in TASKS]
         rows = [other for other in rows if other["what"] != row["what"] or other.get("assets") != row.get("assets")]
         rows = [*rows, row]
-        if part in BY_TASK:
+        if part in BY_TASK:  # a file of older lists of tasks has others
+            rows = [other for other in rows if other["what"].split(",")[0] in names]
             rows.sort(key=lambda other: names.index(other["what"].split(",")[0]))
         self._content[part] = {"rows": rows}
         if part == "step":
