@@ -81,6 +81,7 @@ def time_parts(simulator: LiberoSimulator, chunks: np.ndarray) -> dict[str, floa
     renderer = simulator._renderer
     assert renderer is not None and simulator._loop is not None
     simulator.reset("eval", 0)
+    _play(simulator, chunks[:1], True)
     with Clocks() as clocks:
         clocks.watch(simulator._loop, "step", "loop")
         clocks.watch(simulator.problem, "_check_success", "predicate")
@@ -94,6 +95,7 @@ def time_parts(simulator: LiberoSimulator, chunks: np.ndarray) -> dict[str, floa
     found = {key: 1e3 * value / steps for key, value in clocks.seconds.items()}
 
     simulator.reset("eval", 0)
+    _play(simulator, chunks[:1], False)
     timers = simulator.data.timer
     mujoco.set_mjcb_time(ctypes.cast(_now.address, ctypes.CFUNCTYPE(ctypes.c_double)))
     for timer in timers:
