@@ -71,10 +71,11 @@ class LiberoSimulator:
         self.model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_SENSOR)
         self._loop: CompiledLoop | None = None
         if compiled:
-            from rlt_gym.libero.worker import controller  # switched off, nothing of it is even imported
+            from rlt_gym.libero.worker import contacts, controller  # switched off, nothing of them is even imported
 
             try:
                 self._loop = controller.CompiledLoop(self.problem)
+                self.problem.check_contact = contacts.ContactCheck(self.problem)
             except NotImplementedError as error:
                 warnings.warn(
                     f"{error}: control steps run through robosuite's own loop, the same states some four times slower.",

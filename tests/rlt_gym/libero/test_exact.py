@@ -133,8 +133,8 @@ def test_switched_off_shortcuts_are_not_even_imported(tmp_path):
             env.close()
         return {name.rpartition(".")[2] for name in names if name.startswith("rlt_gym.libero.")}
 
-    assert not loaded(render="stock", compiled=False) & (shortcuts | {"controller"})
-    assert loaded(render="exact") >= shortcuts | {"controller"}
+    assert not loaded(render="stock", compiled=False) & (shortcuts | {"controller", "contacts"})
+    assert loaded(render="exact") >= shortcuts | {"controller", "contacts"}
 
 
 def test_switches_are_checked_before_any_process_starts():
