@@ -171,15 +171,7 @@ def play(
         yield chunks + n_envs * unit, "trials", policy
 
 
-def run(
-    vla: Player,
-    learner: Callable[[float], Player],
-    n_envs: int,
-    auditions: int = 0,
-    states: int = 48,
-    rows: int = ROWS,
-    **settings: float,
-) -> tuple[int | None, str]:
+def run(vla: Player, learner: Callable[[float], Player], n_envs: int, auditions: int = 0, **settings: float) -> tuple:
     """
     One run, until the first deployment; see :func:`play`.
 
@@ -187,7 +179,7 @@ def run(
     :return: chunks up to the first deployment, or None; and who has decided it
     """
     gate = PolicyGate(**settings)
-    for chunks, route, _ in play(gate, vla, learner, n_envs, auditions, states, rows):
+    for chunks, route, _ in play(gate, vla, learner, n_envs, auditions):
         if gate.approvals:
             return chunks, route
     return None, ""

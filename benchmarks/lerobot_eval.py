@@ -28,27 +28,13 @@ import json
 import multiprocessing
 import os
 import platform
-import sys
 import time
 import traceback
 from typing import Any
 
 import numpy as np
-import psutil
-
-# This file bears the name of what it measures.
-sys.path[:] = [
-    entry for entry in sys.path if os.path.abspath(entry or ".") != os.path.dirname(os.path.abspath(__file__))
-]
-
-
-def cpu_seconds() -> float:
-    """CPU time of this process (to the microsecond) and of its children (to 10 ms)."""
-    total = time.process_time()
-    for child in psutil.Process().children(recursive=True):
-        times = child.cpu_times()
-        total += times.user + times.system
-    return total
+import unshadow  # noqa: F401
+from processes import own_cpu_seconds
 
 
 class Clock:
@@ -274,9 +260,9 @@ def serve(pipe: Any, side: type, args: argparse.Namespace) -> None:
         pipe.send(getattr(player, "chunk_length", None))
         while (call := pipe.recv()) is not None:
             method, arguments = call
-            cpu, policy = cpu_seconds(), player.clock.seconds
+            cpu, policy = own_cpu_seconds(), player.clock.seconds
             answer = getattr(player, method)(*arguments)
-            pipe.send({"answer": answer, "cpu": cpu_seconds() - cpu, "policy": player.clock.seconds - policy})
+            pipe.send({"answer": answer, "cpu": own_cpu_seconds() - cpu, "policy": player.clock.seconds - policy})
         player.close()
     except BaseException:
         pipe.send(traceback.format_exc())

@@ -33,13 +33,11 @@ from typing import Any
 
 import numpy as np
 import yaml
-from tasks import ROOT, rate
+from tasks import ROOT, compared, rate
 
 from rlt_sb3.common.files import replacing
 from rlt_sb3.common.robot_time import robot_minutes
-from rlt_sb3.evaluation.compare import compare
-from rlt_sb3.evaluation.results import Evaluation
-from rlt_sb3.experiment.practice import practicing
+from rlt_sb3.experiment.practice import practicing, steps_to
 from rlt_sb3.experiment.report import read_evaluations
 
 KEYS = {"common", "seeds", "tasks", "settings"}
@@ -147,20 +145,20 @@ def play(runs: list[Run], parallel: int) -> Iterator[Run]:
         yield from pool.map(one, [run for run in runs if not run.finished])
 
 
-def curve(data: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def curve(data: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """
     Read the practicing actor's curve on the selection states; it begins as the frozen VLA.
 
     :param data: contents of evaluations.json
-    :return: chunks, control steps, success rates
+    :return: chunks, success rates
     """
     first = data["vla_selection"]
-    points = [(0, 0, first["successes"] / first["n"])]
+    points = [(0, first["successes"] / first["n"])]
     for point in data["selection"]:
         found = practicing(point)
-        points.append((point["chunks"], point["control_steps"], found["successes"] / found["n"]))
-    chunks, steps, rates = (np.array(column, dtype=float) for column in zip(*points, strict=True))
-    return chunks, steps, rates
+        points.append((point["chunks"], found["successes"] / found["n"]))
+    chunks, rates = (np.array(column, dtype=float) for column in zip(*points, strict=True))
+    return chunks, rates
 
 
 def measure(run: Run) -> dict[str, Any]:
@@ -171,35 +169,29 @@ def measure(run: Run) -> dict[str, Any]:
     :return: its row of the table
     """
     data = read_evaluations(run.folder)
-    chunks, steps, rates = curve(data)
+    chunks, rates = curve(data)
 
-    minutes = [robot_minutes(count, data["control_frequency"]) for count in steps]
+    frequency, held_out = data["control_frequency"], compared(data)
 
     def minutes_to(goal: float) -> float | None:
-        reached = np.flatnonzero(rates[1:] >= goal - 1e-9)
-        return minutes[1 + reached[0]] if len(reached) else None
+        count = steps_to(data, goal, practicing)
+        return None if count is None else robot_minutes(count, frequency)
 
-    vla, rlt = (Evaluation.from_dict(data[name]) for name in ("vla", data["config"]["algorithm"]))
-    paired = compare(vla, rlt)
     return {
         "setting": run.setting,
         "task": run.task,
         "seed": run.seed,
-        "vla": {"k": vla.successes, "n": vla.n, "wilson_95": vla.interval},
-        "rlt": {"k": rlt.successes, "n": rlt.n, "wilson_95": rlt.interval},
-        "fixed": paired.fixed,
-        "broken": paired.broken,
-        "p_value": paired.p_value,
+        **held_out,
         "vla_selection": rates[0],
         "selection": rates[1:].tolist(),
         "deployed": [point["evaluation"]["successes"] / point["evaluation"]["n"] for point in data["selection"]],
         "area": float(np.trapezoid(rates, chunks) / chunks[-1]),
         "lowest": float(rates[1:].min()),
         "last": float(rates[-1]),
-        "held_out": rlt.rate,
+        "held_out": held_out["rlt"]["k"] / held_out["rlt"]["n"],
         "minutes_to_30_points": minutes_to(rates[0] + 0.3),
         "minutes_to_90": minutes_to(0.9),
-        "robot_minutes": minutes[-1],
+        "robot_minutes": robot_minutes(data["selection"][-1]["control_steps"], frequency),
         "wall_minutes": data["minutes"],
     }
 

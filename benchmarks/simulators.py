@@ -5,23 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-import time
 import traceback
 from typing import Any
 
 import numpy as np
 import psutil
+from processes import own_cpu_seconds
 
 CHUNK = 8
-
-
-def cpu_seconds() -> float:
-    """CPU time of this process (to the microsecond) and of its children (to 10 ms)."""
-    total = time.process_time()
-    for child in psutil.Process().children(recursive=True):
-        times = child.cpu_times()
-        total += times.user + times.system
-    return total
 
 
 # ---------------------------------------------------------------- competitors: each lives in a separate process
@@ -194,14 +185,14 @@ def StockAsGymnasium(suite: str, task: int, assets: str) -> Any:  # a class that
 
 def _serve(connection: Any, kind: str, settings: dict[str, Any]) -> None:
     try:
-        start = cpu_seconds()
+        start = own_cpu_seconds()
         competitor = {"Stock": Stock, "Ours": Ours, "Vector": Vector, "Pictures": Pictures}[kind](**settings)
-        connection.send(("ok", cpu_seconds() - start))
+        connection.send(("ok", own_cpu_seconds() - start))
         while True:
             command, arguments = connection.recv()
-            before = cpu_seconds()
+            before = own_cpu_seconds()
             value = getattr(competitor, command)(*arguments)
-            connection.send(("ok", cpu_seconds() - before if value is None else value))
+            connection.send(("ok", own_cpu_seconds() - before if value is None else value))
     except EOFError:
         pass
     except BaseException:

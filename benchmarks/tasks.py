@@ -32,6 +32,24 @@ from matplotlib import pyplot as plt
 ROOT = Path(__file__).parent.parent
 
 
+def compared(data: dict[str, Any]) -> dict[str, Any]:
+    """
+    Compare a run with its frozen VLA on the held-out states.
+
+    :param data: contents of evaluations.json
+    :return: successes and intervals of both, and the paired test
+    """
+    vla, rlt = (Evaluation.from_dict(data[name]) for name in ("vla", data["config"]["algorithm"]))
+    paired = compare(vla, rlt)
+    return {
+        "vla": {"k": vla.successes, "n": vla.n, "wilson_95": vla.interval},
+        "rlt": {"k": rlt.successes, "n": rlt.n, "wilson_95": rlt.interval},
+        "fixed": paired.fixed,
+        "broken": paired.broken,
+        "p_value": paired.p_value,
+    }
+
+
 def summary(run: Path) -> dict[str, Any]:
     """
     Read what the table and the figure show of a run.
@@ -45,17 +63,12 @@ def summary(run: Path) -> dict[str, Any]:
     before = {(row.task_id, row.init_index): row.steps for row in vla.rows if row.success}
     after = {(row.task_id, row.init_index): row.steps for row in rlt.rows if row.success}
     both = sorted(before.keys() & after.keys())
-    paired = compare(vla, rlt)
     selection_vla = data["vla_selection"]["successes"] / data["vla_selection"]["n"]
     return {
         "task": f"{env['suite']} {', '.join(map(str, env['task_ids']))}",
         "algorithm": config["algorithm"],
         "seed": config["seed"],
-        "vla": {"k": vla.successes, "n": vla.n, "wilson_95": vla.interval},
-        "rlt": {"k": rlt.successes, "n": rlt.n, "wilson_95": rlt.interval},
-        "fixed": paired.fixed,
-        "broken": paired.broken,
-        "p_value": paired.p_value,
+        **compared(data),
         "steps_where_both_succeed": [float(np.mean([steps[key] for key in both])) for steps in (before, after)]
         if both
         else None,

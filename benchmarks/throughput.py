@@ -253,7 +253,8 @@ def main() -> None:
                 cells += [f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})", "", ""]
             print(f"| {num_envs} | {mode} | {' | '.join(cells)} |")
     if arguments.json:
-        shown = {"arguments": vars(arguments), "cores": cores, "load": load, "results": results}
+        settings = {name: value for name, value in vars(arguments).items() if name != "json"}
+        shown = {"arguments": settings, "cores": cores, "load": load, "results": results}
         Path(arguments.json).write_text(json.dumps(shown, indent=2) + "\n")
     off = [f"{n} {mode}" for n, found in results.items() for mode, row in found.items() if abs(row["sum"] - 1.0) > 0.05]
     if off:

@@ -15,7 +15,9 @@ PATH = Path(__file__).parents[1] / "benchmarks" / "lerobot_eval.py"
 def benchmark():
     spec = importlib.util.spec_from_file_location("lerobot_benchmark", PATH)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(PATH.parent)  # as when it is run as a script
+        spec.loader.exec_module(module)
     return module
 
 

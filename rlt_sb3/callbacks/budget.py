@@ -40,6 +40,7 @@ class BudgetCallback(StatefulCallback):
         #: minutes of earlier parts of a resumed run
         self.minutes_before = 0.0
         self._start = time.monotonic()
+        self._frequency: float | None = None  # control steps per second
 
     @property
     def minutes(self) -> float:
@@ -58,13 +59,14 @@ class BudgetCallback(StatefulCallback):
 
     def _on_training_start(self) -> None:
         self._start = time.monotonic()
+        self._frequency = control_frequency(self.training_env)
 
     def _on_step(self) -> bool:
         outcomes = outcomes_of(self.locals["infos"], self.locals["actions"], self.locals["rewards"])
         self.control_steps += sum(outcome.steps for outcome in outcomes)
         self.logger.record("time/control_steps", self.control_steps)
         self.logger.record("time/minutes", self.minutes)
-        robot = robot_minutes(self.control_steps, control_frequency(self.training_env))
+        robot = robot_minutes(self.control_steps, self._frequency)
         if robot is not None:
             self.logger.record("time/robot_minutes", robot)
         if self.on_progress is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rlt_sb3.common.robot_time import robot_minutes
@@ -52,18 +53,31 @@ def training_minutes(data: dict[str, Any]) -> str | None:
     return None if minutes is None or "training" not in data else f"{minutes:.1f}"
 
 
-def steps_to(data: dict[str, Any], rate: float) -> int | None:
+def deployed(point: dict[str, Any]) -> dict[str, Any]:
     """
-    Find when what ``predict`` plays has reached a success rate on the selection states.
+    Find the evaluation of what ``predict`` plays at a selection point.
+
+    :param point: of "selection" in evaluations.json
+    :return: its evaluation
+    """
+    return point["evaluation"]
+
+
+def steps_to(
+    data: dict[str, Any], rate: float, evaluation: Callable[[dict[str, Any]], dict[str, Any]] = deployed
+) -> int | None:
+    """
+    Find when a success rate has been reached on the selection states.
 
     :param data: contents of evaluations.json
     :param rate: success rate
+    :param evaluation: whose rate: :func:`deployed` or :func:`practicing`
     :return: control steps of training at the first selection evaluation with at least this rate; None: there is none
     """
     reached = (
         point["control_steps"]
         for point in data.get("selection", [])
-        if point["evaluation"]["successes"] >= rate * point["evaluation"]["n"] - 1e-9
+        if evaluation(point)["successes"] >= rate * evaluation(point)["n"] - 1e-9
     )
     return next(reached, None)
 
