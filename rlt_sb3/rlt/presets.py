@@ -16,6 +16,7 @@ PAPER: dict[str, Any] = {
     "bc_coef": 20.0,
     "reference_dropout": 0.5,
     "exploration_std": 0.05,
+    "correction_range": (1.0, 1.0),
     "action_scale": 1.0,
     "target_policy_noise": 0.05,  # targets use sampled actions, with the actor's standard deviation
     "target_noise_clip": 1.0,  # 20 standard deviations: never reached

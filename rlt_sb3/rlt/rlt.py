@@ -30,7 +30,7 @@ from rlt_sb3.rlt.settings import check_values
 #: Size up to which the observations of several batches are read together; larger arrays cost page faults each time
 NUMBERS_AT_ONCE = 2**19
 #: Default pull: strong while the critics know little
-PULL = ChunkSchedule(60.0, 5.0, chunks=3000)
+PULL = ChunkSchedule(60.0, 15.0, chunks=1200)
 
 SelfRLT = TypeVar("SelfRLT", bound="RLT")
 
@@ -78,8 +78,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
     :param utd: critic updates per stored row, exact for any number of environments (fractions are carried over)
     :param n_steps: consecutive chunks in a return
     :param policy_delay: critic updates per actor and target update, counted over the whole life of the model
-    :param target_policy_noise: standard deviation of the noise on target actions. TD3 has 0.1. The default is 0,
-        because noise can free a policy that stands still, so the critics would not notice that it stands still
+    :param target_policy_noise: standard deviation of the noise on target actions. TD3 has 0.1. The default is 0: noise
+        can free a policy that stands still, and the critics would not notice
     :param target_noise_clip: limit of the noise on target actions
     :param bc_coef: weight of the *mean* squared distance, over the C*d numbers, to the VLA's chunk (in units of
         ``action_scale``): a number, a :class:`~rlt_sb3.common.schedules.ChunkSchedule` (of the chunks collected), or
@@ -90,9 +90,10 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         reference chunk; never in :meth:`predict`, rollouts or targets
     :param exploration_std: standard deviation of the Gaussian noise in rollouts after ``learning_starts``; a number or
         one per action dimension (d,)
+    :param correction_range: (low, high). Chunks with noise are ``vla_ref + u * (actor's chunk - vla_ref) + noise``, u
+        uniform in this range for each chunk: critics see less and more of the correction. (1, 1): the actor's own chunk
     :param action_scale: one unit of action, a number or one per action dimension (d,). Noise (in rollouts and on
-        targets) is multiplied by it, and the distance of the pull is divided by it. If the VLA turns the hand by 0.02,
-        noise of 0.05 is large, and the pull leaves more room than the VLA ever uses. "auto": 8 standard deviations of
+        targets) is multiplied by it, and the distance of the pull is divided by it. "auto": 8 standard deviations of
         the VLA's own actions in the warm-up, per dimension, at least 0.2 and at most 1; :attr:`action_unit` has the
         result
     :param critic_warmup_updates: extra critic updates, done at once after ``learning_starts``, before the actor may
@@ -146,6 +147,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         bc_failure_weight: float = 1.0,
         reference_dropout: float = 0.5,
         exploration_std: float | list[float] = 0.05,
+        correction_range: tuple[float, float] = (0.0, 2.0),
         action_scale: float | list[float] | str = "auto",
         critic_warmup_updates: int = 500,
         q_bounds: tuple[float, float] | None = (0.0, 1.0),
@@ -192,6 +194,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self.bc_failure_weight = bc_failure_weight
         self.reference_dropout = reference_dropout
         self.exploration_std = exploration_std
+        self.correction_range = correction_range
         self.action_scale = action_scale
         self._measured_unit: list[float] | None = None  # with action_scale="auto"
         self.critic_warmup_updates = critic_warmup_updates
@@ -212,7 +215,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             )
         check_values(self)
         if self.q_bounds is not None:
-            self.q_bounds = (float(self.q_bounds[0]), float(self.q_bounds[1]))  # load() gives a list
+            self.q_bounds = (float(self.q_bounds[0]), float(self.q_bounds[1]))  # load() and YAML give lists
         self._describe_proprio()
         if self.replay_buffer_class is None:
             self.replay_buffer_class = ChunkReplayBuffer
@@ -286,12 +289,12 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
                 chunk = self.policy.training_actor(observation).cpu().numpy().reshape(reference.shape)
         if self.gate is not None:
             chunk = self.gate.choose(self.policy, observation, chunk, reference, ready=not self._warming_up)
+        correction = np.random.uniform(*self.correction_range, size=(n_envs, 1, 1)) * (chunk - reference)
         noise = np.random.normal(size=chunk.shape) * np.asarray(self.exploration_std) * self.action_unit
         if action_noise is not None:
             noise = noise + action_noise()
-        if self.gate is not None:
-            noise = noise * ~self.gate.noise_free[:, None, None]
-        chunk = np.clip(chunk + noise, -1.0, 1.0).astype(np.float32)
+        noisy = np.ones(n_envs, dtype=bool) if self.gate is None else ~self.gate.noise_free
+        chunk[noisy] = np.clip(reference + correction + noise, -1.0, 1.0)[noisy]
         return chunk, chunk.copy()
 
     # ---------------------------------------------------------------- updates

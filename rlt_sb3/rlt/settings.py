@@ -75,10 +75,15 @@ def check_values(model: Any) -> None:
     between_0_and_1("reference_dropout", " (a probability)")
     for name in ("target_policy_noise", "target_noise_clip", "critic_warmup_updates"):
         number(name, ">= 0", lambda value: value >= 0)
-    bounds: Any = model.q_bounds
-    pair = isinstance(bounds, list | tuple) and [isinstance(bound, Real) for bound in bounds] == [True, True]
-    fits = bounds is None or (pair and bounds[0] < bounds[1])
+
+    def is_pair(given: Any) -> bool:
+        return isinstance(given, list | tuple) and [isinstance(one, Real) for one in given] == [True, True]
+
+    bounds, shares = model.q_bounds, model.correction_range
+    fits = bounds is None or (is_pair(bounds) and bounds[0] < bounds[1])
     require("q_bounds", fits, "None or (low, high), low < high")
+    fits = is_pair(shares) and 0.0 <= shares[0] <= shares[1]
+    require("correction_range", fits, "(low, high), 0 <= low <= high")
     assert isinstance(model.action_space, spaces.Box)
     dims = model.action_space.shape[-1]
     for name, sign, holds in (("exploration_std", ">=", np.greater_equal), ("action_scale", ">", np.greater)):

@@ -49,13 +49,13 @@ def test_what_one_types_is_the_recipe():
     networks = {name: p.default for name, p in inspect.signature(RLTPolicy).parameters.items()}
     rows = {name: p.default for name, p in inspect.signature(ChunkReplayBuffer).parameters.items()}
     pull = defaults["bc_coef"]
-    expected = [max(60 - 55 * chunks / 3000, 5.0) for chunks in range(0, 7200, 30)]
+    expected = [max(60 - 45 * chunks / 1200, 15.0) for chunks in range(0, 7200, 30)]
     assert [pull(chunks) for chunks in range(0, 7200, 30)] == pytest.approx(expected, rel=1e-9)
     assert defaults["action_scale"] == "auto" and defaults["gate"] is True
     recipe = dict(
-        exploration_std=0.05, reference_dropout=0.5, target_policy_noise=0.0, learning_starts=500, utd=2.0, n_steps=3,
-        critic_warmup_updates=500, q_bounds=(0.0, 1.0), gamma=0.99, tau=0.005, learning_rate=3e-4, batch_size=256,
-        policy_delay=2, bc_failure_weight=1.0,
+        exploration_std=0.05, correction_range=(0.0, 2.0), reference_dropout=0.5, target_policy_noise=0.0,
+        learning_starts=500, utd=2.0, n_steps=3, critic_warmup_updates=500, q_bounds=(0.0, 1.0), gamma=0.99, tau=0.005,
+        learning_rate=3e-4, batch_size=256, policy_delay=2, bc_failure_weight=1.0,
     )  # fmt: skip
     assert {name: defaults[name] for name in recipe} == recipe
     assert networks["critic_precision"] == "auto" and networks["actor_mode"] == "residual"
@@ -176,7 +176,8 @@ def test_shipped_configurations_leave_the_algorithm_alone_but_the_papers_has_it_
     from rlt_sb3.experiment.config import config_file, load_config, shipped_configs
 
     settings = {name: load_config(Path(config_file(name))).settings for name in shipped_configs()}
-    assert settings.pop("paper") == PAPER
+    paper = settings.pop("paper")
+    assert paper | {"correction_range": tuple(paper["correction_range"])} == PAPER  # YAML has lists
     assert load_config(Path(config_file("paper"))).env.kwargs == {"obs_stride": 2}
     assert settings.pop("demo_quick").keys() <= {"learning_starts", "critic_warmup_updates"}  # it is 300 chunks long
     assert len(settings) >= 7 and not any(settings.values())

@@ -102,6 +102,26 @@ def test_exploration_noise():
     np.testing.assert_allclose(scaled.std(axis=(0, 1)), 0.05 * np.array(SCALE), rtol=0.05)
 
 
+def test_noisy_chunks_have_less_and_more_of_the_actors_correction():
+    """An actor that adds 0.1 everywhere plays between 0 and 0.2 more than the VLA, one number for a whole chunk."""
+
+    def corrections(chunks, **settings):
+        model = make_model(learning_starts=0, num_envs=50, exploration_std=0.0, **settings)
+        model._setup_learn(1)
+        model._last_obs["vla_ref"][:] = 0.5
+        model.actor_target.mu[-1].bias.data.fill_(0.1)
+        return np.concatenate([model._sample_action(0, None, 50)[0] - 0.5 for _ in range(chunks)])
+
+    drawn = corrections(40)
+    assert np.ptp(drawn.reshape(2000, -1), axis=1).max() == 0.0  # the same for all numbers of a chunk
+    shares = np.sort(drawn[:, 0, 0]) / 0.1
+    assert len(np.unique(shares)) > 1900
+    np.testing.assert_allclose(shares, np.linspace(0.0, 2.0, 2000), atol=0.1)  # uniform
+    np.testing.assert_allclose(corrections(2, correction_range=(1.0, 1.0)), 0.1, atol=1e-6)
+    shares = corrections(40, correction_range=(0.5, 3.0))[:, 0, 0] / 0.1
+    assert 0.5 <= shares.min() < 0.51 and 2.9 < shares.max() <= 3.0
+
+
 def test_held_noise():
     sigma = 0.05 * np.array(SCALE)
     drawn = noise(40, num_envs=50, exploration_std=0.0, action_noise=HeldNoise(4, sigma))
