@@ -1,6 +1,6 @@
 """Train RLT on a LIBERO task from Python: plain Gymnasium and Stable-Baselines3.
 
-python examples/train_rlt.py --chunks 7200
+python examples/train_rlt.py --chunks 3600
 """
 
 import argparse
@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--suite", default="libero_goal")
     parser.add_argument("--task", type=int, default=1)
     parser.add_argument("--num-envs", type=int, default=2)
-    parser.add_argument("--chunks", type=int, default=7200)
+    parser.add_argument("--chunks", type=int, default=3600)
     parser.add_argument("--states", type=int, default=50)
     parser.add_argument("--learning-starts", type=int, default=500)
     parser.add_argument("--critic-warmup-updates", type=int, default=500)
