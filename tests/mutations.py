@@ -239,7 +239,7 @@ MUTATIONS = dict(enumerate([
              'np.clip(np.asarray(self._last_obs["vla_ref"], dtype=np.float32), -1.0, 1.0)',
              'np.asarray(self._last_obs["vla_ref"], dtype=np.float32)', "rlt/test_start.py"),
     Mutation("noise leads out of [-1, 1]", RLT,
-             "np.clip(chunk + noise, -1.0, 1.0).astype", "(chunk + noise).astype", "rlt/test_start.py"),
+             "np.clip(reference + correction + noise, -1.0, 1.0)", "(reference + correction + noise)", "rlt/test_start.py"),
     Mutation("a direct actor plays before it is fitted to the VLA", RLT,
              "if self.policy.starts_at_vla or not self._warming_up:", "if True:", "rlt/test_start.py"),
     Mutation("fractions of updates are lost", OFF_POLICY,
