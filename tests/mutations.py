@@ -298,7 +298,7 @@ MUTATIONS = dict(enumerate([
     Mutation("a second learn() credits an actor with the VLA's warm-up", OFF_POLICY,
              "self.gate.begin()", "pass", "rlt/test_gate_in_learn.py"),
     Mutation("noisy trials", RLT,
-             "noise = noise * ~self.gate.noise_free[:, None, None]", "pass", "rlt/test_gate_in_learn.py"),
+             "else ~self.gate.noise_free", "else np.ones(n_envs, dtype=bool)", "rlt/test_gate_in_learn.py"),
     Mutation("the baseline is played by the actor", GATE,
              "chunks[by_vla] = reference[by_vla]", "pass", "common/test_policy_gate.py"),
     Mutation("an actor goes on trial before the baseline is complete", GATE,
