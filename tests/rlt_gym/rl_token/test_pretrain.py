@@ -166,7 +166,13 @@ def test_the_default_width_lets_the_token_use_all_its_numbers(config):
 
 @pytest.mark.parametrize(
     ("name", "start"),
-    [("mini", "cb711ee3ce565b64"), ("mini-slow", "ad03b08288ea5970"), ("mini-spatial", "02cc5fa6063ce827")],
+    [
+        ("mini", "cb711ee3ce565b64"),
+        ("mini-10", "27fb751de085e34b"),
+        ("mini-object", "0f2df43b0dad5231"),
+        ("mini-slow", "ad03b08288ea5970"),
+        ("mini-spatial", "02cc5fa6063ce827"),
+    ],
 )
 def test_the_shipped_tokens_are_what_they_were(name, start):
     token = load_rl_token("auto", load_vla(name))

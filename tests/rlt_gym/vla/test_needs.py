@@ -77,7 +77,7 @@ def test_a_vla_that_does_not_fit_the_robot(raw, tmp_path, spec, message):
 
 @pytest.mark.parametrize("robot", [PANDA, ROBOT])
 def test_the_shipped_vlas_fit_and_say_all_that_they_need(robot):
-    for name in ("mini", "mini-slow", "mini-spatial"):
+    for name in ("mini", "mini-10", "mini-object", "mini-slow", "mini-spatial"):
         spec = load_vla(name).spec
         spec.check_robot(robot)
         unsaid = {field.name for field in fields(spec) if getattr(spec, field.name) is None}

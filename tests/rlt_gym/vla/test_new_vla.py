@@ -18,7 +18,7 @@ from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_gym.vla import list_vlas, load_vla, register_vla, register_vla_format
 from rlt_gym.vla.registry import FORMATS, VLAS
 
-SHIPPED = ["mini", "mini-slow", "mini-spatial", "rlt:", "openpi:", "lerobot:"]
+SHIPPED = ["mini", "mini-10", "mini-object", "mini-slow", "mini-spatial", "rlt:", "openpi:", "lerobot:"]
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_one_line_is_enough(capsys):
     assert main(["list"]) == 0
     assert "  toy           pulls the hand to the origin" in capsys.readouterr().out.splitlines()
     with pytest.raises(
-        ValueError, match=r"Unknown VLA 'tyo': allowed are .*'mini', 'mini-slow', 'mini-spatial',.* 'toy',"
+        ValueError, match=r"Unknown VLA 'tyo': allowed are .*'mini', 'mini-10', .*'mini-spatial',.* 'toy',"
     ):
         load_vla("tyo")
 

@@ -102,7 +102,7 @@ def test_list_tells_what_settings_take(capsys):
     assert set(names) == {"algorithm", "env.id", "env.vla", "env.suite", "config"}
     assert names["algorithm"] == algorithm_names() and {"LIBERO-v0", "RLToken-LIBERO-v0"} <= set(names["env.id"])
     assert sorted(names["env.vla"]) == [
-        "lerobot:", "mini", "mini-slow", "mini-spatial", "openpi:", "rlt:",
+        "lerobot:", "mini", "mini-10", "mini-object", "mini-slow", "mini-spatial", "openpi:", "rlt:",
     ]  # fmt: skip
     assert "  mini-slow     libero_goal 1, 8" in lines and "  libero_90       tasks 0 to 89, 400 control steps" in lines
     assert names["env.suite"] == ["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
@@ -119,7 +119,7 @@ def test_unknown_names_tell_the_choices(tmp_path, capsys):
     for args, choices in (
         (["list", "--suite", "libero_gaol"], "libero_spatial, libero_object, libero_goal, libero_10, libero_90"),
         (["train", "--env.suite", "libero_gaol"], "libero_spatial, libero_object, libero_goal, libero_10, libero_90"),
-        (["train", "--env.vla", "maxi"], "'mini', 'mini-slow', 'mini-spatial'"),
+        (["train", "--env.vla", "maxi"], "'mini', 'mini-10', 'mini-object', 'mini-slow', 'mini-spatial'"),
         (["train", "--algorithm", "ppo"], ", ".join(algorithm_names())),
     ):
         assert main([*args, *(["--out", str(tmp_path)] if args[0] == "train" else [])]) == 2

@@ -59,7 +59,7 @@ def test_fingerprint_of_an_rl_token(tmp_path):
 def test_shipped_weights_differ():
     from rlt_gym.vla import load_vla
 
-    shipped = ["mini", "mini-slow", "mini-spatial"]
+    shipped = ["mini", "mini-10", "mini-object", "mini-slow", "mini-spatial"]
     found = [frozen_fingerprint(vla, load_rl_token("auto", vla)) for vla in map(load_vla, shipped)]
     for name in ("vla", "rl_token"):
         assert len({fingerprint[name] for fingerprint in found}) == len(shipped)

@@ -101,7 +101,7 @@ def test_file_errors(tmp_path):
     for load, kind in ((load_vla, "VLA"), (MiniVLA.load, "MiniVLA")):
         with pytest.raises(ValueError, match=rf"no {kind} weights at .*none\.safetensors; train one"):
             load(tmp_path / "none.safetensors")
-    with pytest.raises(ValueError, match=r"allowed are .*'mini', 'mini-slow', 'mini-spatial'"):
+    with pytest.raises(ValueError, match=r"allowed are .*'mini', 'mini-10', .*'mini-spatial'"):
         load_vla("maxi")
     path = tmp_path / "vla.safetensors"
     tiny_vla().save(path)
