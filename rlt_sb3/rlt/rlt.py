@@ -90,7 +90,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         reference chunk; never in :meth:`predict`, rollouts or targets
     :param exploration_std: standard deviation of the Gaussian noise in rollouts after ``learning_starts``; a number or
         one per action dimension (d,)
-    :param correction_range: (low, high). Chunks with noise are ``vla_ref + u * (actor's chunk - vla_ref) + noise``, u
+    :param correction_range: low and high. Chunks with noise are ``vla_ref + u * (actor's chunk - vla_ref) + noise``, u
         uniform in this range for each chunk: critics see less and more of the correction. (1, 1): the actor's own chunk
     :param action_scale: one unit of action, a number or one per action dimension (d,). Noise (in rollouts and on
         targets) is multiplied by it, and the distance of the pull is divided by it. "auto": 8 standard deviations of

@@ -82,8 +82,8 @@ def check_values(model: Any) -> None:
     bounds, shares = model.q_bounds, model.correction_range
     fits = bounds is None or (is_pair(bounds) and bounds[0] < bounds[1])
     require("q_bounds", fits, "None or (low, high), low < high")
-    fits = is_pair(shares) and 0.0 <= shares[0] <= shares[1]
-    require("correction_range", fits, "(low, high), 0 <= low <= high")
+    fits = is_pair(shares) and 0.0 <= shares[0] <= shares[1] < np.inf
+    require("correction_range", fits, "(low, high), 0 <= low <= high < inf")
     assert isinstance(model.action_space, spaces.Box)
     dims = model.action_space.shape[-1]
     for name, sign, holds in (("exploration_std", ">=", np.greater_equal), ("action_scale", ">", np.greater)):
