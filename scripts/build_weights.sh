@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Rebuild the shipped weights from nothing: demonstrations -> MiniVLA -> RL token, five times (about two hours on two cores).
+# Rebuild the shipped weights from nothing: demonstrations -> MiniVLA -> RL token, five times.
 # The policies are middling on purpose: 230 steps leave 13 of 24 selection states of libero_goal 1, 300 steps 6 to 11 of 12 of the
 # tasks of libero_spatial, 172 steps on slow demonstrations 16 of 24 of libero_goal 8, 900 steps 1 to 9 of 12 of libero_10, 575 steps
-# 0 to 12 of 12 of libero_object (5 steps less: nothing is let go; 5 more: 8 to 12); 800 steps on 12 demonstrations a task
+# 0 to 12 of 12 of libero_object (570: it lets nothing go but task 1's; 580: 8 to 12); 800 steps on 12 demonstrations a task
 # solved 20 of 20. Short training and not few demonstrations makes them weak: one from three demonstrations falls apart under the
 # smallest noise, which no real VLA does.
 #   scripts/build_weights.sh [FOLDER]     FOLDER keeps the demonstrations (default: build/weights)

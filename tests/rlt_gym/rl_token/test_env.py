@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
+from vla_helpers import SHIPPED_VLAS
 
 from rlt_gym.libero.make import make_rl_token_libero_vec
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
@@ -246,7 +247,7 @@ def test_factory_checks_before_any_process_starts(monkeypatch):
         make_rl_token_libero_vec(1, chunk_length=7, vla=CountingVLA(), rl_token=ReadingEncoder())
     with pytest.raises(ValueError, match="fingerprint"):
         make_rl_token_libero_vec(1, chunk_length=C, vla=CountingVLA(), rl_token=ReadingEncoder("0" * 64))
-    with pytest.raises(ValueError, match=r"allowed are .*'mini', 'mini-10', .*'mini-spatial'"):
+    with pytest.raises(ValueError, match=rf"allowed are .*{', '.join(map(repr, SHIPPED_VLAS))}"):
         make_rl_token_libero_vec(1, vla="maxi")
     for change, message in (
         ({"action_dim": 14}, "'counting' gives actions of 14 numbers, and the robot 'panda' takes 7"),
@@ -316,12 +317,12 @@ def test_the_environment_draws_frames_of_the_size_that_the_vla_needs(monkeypatch
 
 def test_mini_vla_gets_the_frames_that_it_was_trained_on():
     """Drawing at 64 pixels and averaging 128 pixels to 64 are not the same picture."""
-    for name in ("mini", "mini-10", "mini-object", "mini-slow", "mini-spatial"):
+    for name in SHIPPED_VLAS:
         spec = load_vla(name).spec
         assert (spec.image_size, spec.frame_size, spec.check_frame_size()) == (64, 128, 128)
 
 
-@pytest.mark.parametrize("name", ["mini", "mini-10", "mini-object", "mini-slow", "mini-spatial"])
+@pytest.mark.parametrize("name", SHIPPED_VLAS)
 def test_every_shipped_vla_has_an_rl_token(name):
     vla = load_vla(name)
     assert load_rl_token("auto", vla).vla_fingerprint == vla.fingerprint()

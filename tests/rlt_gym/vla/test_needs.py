@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from vla_helpers import tiny_vla, write_demos
+from vla_helpers import SHIPPED_VLAS, tiny_vla, write_demos
 
 from rlt_gym.core.robot_spec import Camera
 from rlt_gym.data.libero_hdf5 import ROBOT
@@ -77,7 +77,7 @@ def test_a_vla_that_does_not_fit_the_robot(raw, tmp_path, spec, message):
 
 @pytest.mark.parametrize("robot", [PANDA, ROBOT])
 def test_the_shipped_vlas_fit_and_say_all_that_they_need(robot):
-    for name in ("mini", "mini-10", "mini-object", "mini-slow", "mini-spatial"):
+    for name in SHIPPED_VLAS:
         spec = load_vla(name).spec
         spec.check_robot(robot)
         unsaid = {field.name for field in fields(spec) if getattr(spec, field.name) is None}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from toy_vla import ToyVLA
-from vla_helpers import tiny_vla
+from vla_helpers import SHIPPED_VLAS, tiny_vla
 
 from rlt_gym.libero.make import make_rl_token_libero_vec
 from rlt_gym.rl_token.env import RLTokenVectorEnv
@@ -18,7 +18,7 @@ from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_gym.vla import list_vlas, load_vla, register_vla, register_vla_format
 from rlt_gym.vla.registry import FORMATS, VLAS
 
-SHIPPED = ["mini", "mini-10", "mini-object", "mini-slow", "mini-spatial", "rlt:", "openpi:", "lerobot:"]
+SHIPPED = [*SHIPPED_VLAS, "rlt:", "openpi:", "lerobot:"]
 
 
 @pytest.fixture(autouse=True)
@@ -52,9 +52,8 @@ def test_one_line_is_enough(capsys):
 
     assert main(["list"]) == 0
     assert "  toy           pulls the hand to the origin" in capsys.readouterr().out.splitlines()
-    with pytest.raises(
-        ValueError, match=r"Unknown VLA 'tyo': allowed are .*'mini', 'mini-10', .*'mini-spatial',.* 'toy',"
-    ):
+    shipped = ", ".join(map(repr, SHIPPED_VLAS))
+    with pytest.raises(ValueError, match=rf"Unknown VLA 'tyo': allowed are .*{shipped},.* 'toy',"):
         load_vla("tyo")
 
 

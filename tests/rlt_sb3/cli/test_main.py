@@ -12,6 +12,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 import yaml
 from run_helpers import ROOT, environment
+from vla_helpers import SHIPPED_VLAS
 
 from rlt_sb3.cli.main import COMMANDS, main, parse, usage
 from rlt_sb3.experiment.algorithms import algorithm_names
@@ -101,9 +102,7 @@ def test_list_tells_what_settings_take(capsys):
             names[heading] = []
     assert set(names) == {"algorithm", "env.id", "env.vla", "env.suite", "config"}
     assert names["algorithm"] == algorithm_names() and {"LIBERO-v0", "RLToken-LIBERO-v0"} <= set(names["env.id"])
-    assert sorted(names["env.vla"]) == [
-        "lerobot:", "mini", "mini-10", "mini-object", "mini-slow", "mini-spatial", "openpi:", "rlt:",
-    ]  # fmt: skip
+    assert sorted(names["env.vla"]) == ["lerobot:", *SHIPPED_VLAS, "openpi:", "rlt:"]
     assert "  mini-slow     libero_goal 1, 8" in lines and "  libero_90       tasks 0 to 89, 400 control steps" in lines
     assert names["env.suite"] == ["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
     assert names["config"] == list(shipped_configs())
@@ -119,7 +118,7 @@ def test_unknown_names_tell_the_choices(tmp_path, capsys):
     for args, choices in (
         (["list", "--suite", "libero_gaol"], "libero_spatial, libero_object, libero_goal, libero_10, libero_90"),
         (["train", "--env.suite", "libero_gaol"], "libero_spatial, libero_object, libero_goal, libero_10, libero_90"),
-        (["train", "--env.vla", "maxi"], "'mini', 'mini-10', 'mini-object', 'mini-slow', 'mini-spatial'"),
+        (["train", "--env.vla", "maxi"], ", ".join(map(repr, SHIPPED_VLAS))),
         (["train", "--algorithm", "ppo"], ", ".join(algorithm_names())),
     ):
         assert main([*args, *(["--out", str(tmp_path)] if args[0] == "train" else [])]) == 2

@@ -7,6 +7,7 @@ from gymnasium.vector import VectorWrapper
 from run_helpers import quick
 from stable_baselines3.common.vec_env import VecMonitor
 from toy_env import ToyVectorEnv
+from vla_helpers import SHIPPED_VLAS
 
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
 from rlt_gym.rl_token.env import RLTokenVectorEnv
@@ -59,10 +60,9 @@ def test_fingerprint_of_an_rl_token(tmp_path):
 def test_shipped_weights_differ():
     from rlt_gym.vla import load_vla
 
-    shipped = ["mini", "mini-10", "mini-object", "mini-slow", "mini-spatial"]
-    found = [frozen_fingerprint(vla, load_rl_token("auto", vla)) for vla in map(load_vla, shipped)]
+    found = [frozen_fingerprint(vla, load_rl_token("auto", vla)) for vla in map(load_vla, SHIPPED_VLAS)]
     for name in ("vla", "rl_token"):
-        assert len({fingerprint[name] for fingerprint in found}) == len(shipped)
+        assert len({fingerprint[name] for fingerprint in found}) == len(SHIPPED_VLAS)
 
 
 # ---------------------------------------------------------------- runs

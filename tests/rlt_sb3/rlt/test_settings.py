@@ -58,7 +58,7 @@ BAD = [
     (dict(exploration_std=[0.1, 0.1]), "exploration_std"), (dict(action_scale=[1.0, 0, 1, 1, 1, 1, 1]), "action_scale"),
     (dict(q_bounds=(1.0, 0.0)), "q_bounds"), (dict(q_bounds=(1.0, 1.0)), "q_bounds"),
     (dict(correction_range=2.0), "correction_range"), (dict(correction_range=(-1.0, 1.0)), "correction_range"),
-    (dict(correction_range=(2.0, 1.0)), r"correction_range must be \(low, high\), 0 <= low <= high < inf, got \(2.0, "),
+    (dict(correction_range=(2.0, 1.0)), r"must be \(low, high\), 0 <= low <= high < inf, got \(2.0, 1.0\)"),
     (dict(correction_range=(0.0, float("inf"))), "correction_range"),
     (policy(n_critics=0), "n_critics"), (policy(n_target_critics=6), "n_target_critics"),
     (dict(batch_size=0), "batch_size"), (policy(actor_mode="tanh"), "actor_mode"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from vla_helpers import TINY, observations, tiny_vla, write_demos
+from vla_helpers import SHIPPED_VLAS, TINY, observations, tiny_vla, write_demos
 
 from rlt_gym.vla import FrozenVLA, VLASpec, load_vla
 from rlt_gym.vla.mini.model import VOCABULARY, MiniVLA, MiniVLAConfig, normalize_frames, word_ids
@@ -101,7 +101,7 @@ def test_file_errors(tmp_path):
     for load, kind in ((load_vla, "VLA"), (MiniVLA.load, "MiniVLA")):
         with pytest.raises(ValueError, match=rf"no {kind} weights at .*none\.safetensors; train one"):
             load(tmp_path / "none.safetensors")
-    with pytest.raises(ValueError, match=r"allowed are .*'mini', 'mini-10', .*'mini-spatial'"):
+    with pytest.raises(ValueError, match=rf"allowed are .*{', '.join(map(repr, SHIPPED_VLAS))}"):
         load_vla("maxi")
     path = tmp_path / "vla.safetensors"
     tiny_vla().save(path)
