@@ -2,15 +2,16 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
 from rlt_gym.data.lerobot import LeRobotDemo
 from rlt_gym.data.libero_hdf5 import CAMERAS, Demo
 from rlt_gym.data.sources import DemoSource, demo_sources
-from rlt_gym.data.storage import IN_MEMORY, ArrayStorage
 
 
 def resize_frames(frames: np.ndarray, size: int) -> np.ndarray:
@@ -39,33 +40,33 @@ def resize_frames(frames: np.ndarray, size: int) -> np.ndarray:
 
 
 @dataclass
-class DemoSet:
+class DemoRows:
     """
-    Demonstrations of several tasks, all rows joined along one axis.
+    Observations of several tasks' demonstrations without their pictures, all rows joined along one axis.
 
-    :param agentview: Frames as LIBERO gives them, uint8 (R, size, size, 3).
-    :param wrist: The same for the wrist camera.
     :param proprio: float32 (R, 8).
-    :param actions: float32 (A, 7), every control step's action, also where frames were strided.
-    :param action_row: int64 (R,), the row of ``actions`` that belongs to each frame row.
+    :param actions: float32 (A, 7), every control step's action, also where observations were strided.
+    :param action_row: int64 (R,), the row of ``actions`` that belongs to each row.
     :param action_end: int64 (R,), one past the last row of ``actions`` of the row's demonstration.
     :param task: int64 (R,), index into ``instructions``.
     :param demo: int64 (R,), number of the row's demonstration, counted over all files.
-    :param instructions: One per file, and one per task of a dataset.
+    :param step: int64 (R,), control step of the observation in its demonstration.
+    :param success: bool (R,), whether the row's demonstration solved its task.
     :param object_positions: float32 (R, n, 3), NaN where a file has fewer objects or none.
+    :param instructions: One per file, and one per task of a dataset.
     :param files: Name and number of demonstrations of each file or task of a dataset.
     """
 
-    agentview: np.ndarray
-    wrist: np.ndarray
     proprio: np.ndarray
     actions: np.ndarray
     action_row: np.ndarray
     action_end: np.ndarray
     task: np.ndarray
     demo: np.ndarray
-    instructions: list[str]
+    step: np.ndarray
+    success: np.ndarray
     object_positions: np.ndarray
+    instructions: list[str]
     files: dict[str, int]
 
     def __len__(self) -> int:
@@ -75,15 +76,6 @@ class DemoSet:
     def num_demos(self) -> int:
         """Number of demonstrations."""
         return int(self.demo.max()) + 1 if len(self) else 0
-
-    def without_frames(self) -> "DemoSet":
-        """
-        Let go of the frames, which take up most of the memory.
-
-        :return: The same set with frames of no row.
-        """
-        nothing = np.zeros((0, *self.agentview.shape[1:]), np.uint8)
-        return replace(self, agentview=nothing, wrist=nothing)
 
     def chunks(self, rows: np.ndarray, horizon: int) -> tuple[np.ndarray, np.ndarray]:
         """
@@ -115,20 +107,135 @@ class DemoSet:
         return np.flatnonzero(~held), np.flatnonzero(held)
 
 
-def frame_edge(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> int:
+@dataclass
+class DemoSet(DemoRows):
     """
-    Size of the frames in demonstration files.
+    Demonstrations of several tasks with their pictures in memory.
+
+    :param agentview: Frames as LIBERO gives them, uint8 (R, size, size, 3).
+    :param wrist: The same for the wrist camera.
+    """
+
+    agentview: np.ndarray
+    wrist: np.ndarray
+
+
+class DemoReader:
+    """
+    Reads demonstrations: the numbers of all at once, the pictures of one demonstration after another.
 
     :param paths: Files, glob patterns or folders, also of LeRobot datasets.
-    :return: Height in pixels of the first demonstration's frames.
-    :raises ValueError: If files are missing or damaged, or have no demonstration.
+    :param max_demos: Most demonstrations per file or task of a dataset; ``None`` = all.
+    :param stride: Keep one observation in this many; all actions are kept.
+    :param successes_only: Leave out demonstrations marked ``success=False``.
+    :raises ValueError: If files are missing or damaged.
     """
-    sources = demo_sources(paths)
-    for source in sources:
-        for demo in source.demos():
-            return demo.frame_shape[0]
-    names = ", ".join(source.name for source in sources)
-    raise ValueError(f"{names}: no demonstration in these files; write some with `rlt collect`.")
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        max_demos: int | None = None,
+        stride: int = 1,
+        successes_only: bool = True,
+    ) -> None:
+        self.sources = demo_sources(paths)
+        self.max_demos = max_demos
+        self.stride = stride
+        self.successes_only = successes_only
+
+    def _demos(self, source: DemoSource) -> Iterator[Demo | LeRobotDemo]:
+        chosen = (demo for demo in source.demos() if not self.successes_only or _succeeded(demo))
+        return islice(chosen, self.max_demos)
+
+    @cached_property
+    def edge(self) -> int:
+        """
+        Height in pixels of the first demonstration's frames.
+
+        :raises ValueError: If there is no demonstration.
+        """
+        for source in self.sources:
+            for demo in self._demos(source):
+                return demo.frame_shape[0]
+        raise ValueError(self._nothing())
+
+    def _nothing(self) -> str:
+        names = ", ".join(source.name for source in self.sources)
+        return f"{names}: no usable demonstration in these files; write some with `rlt collect`."
+
+    @cached_property
+    def rows(self) -> DemoRows:
+        """
+        All but the pictures.
+
+        :raises ValueError: If there is no demonstration.
+        """
+        columns: dict[str, list[np.ndarray]] = {
+            key: []
+            for key in (
+                "proprio", "actions", "action_row", "action_end", "task", "demo", "step", "success", "object_positions",
+            )
+        }  # fmt: skip
+        files: dict[str, int] = {}
+        num_demos = num_actions = 0
+        for task, source in enumerate(self.sources):
+            before = num_demos
+            for demo in self._demos(source):
+                length = len(demo)
+                steps = np.arange(0, length, self.stride)
+                objects = demo.object_positions
+                columns["object_positions"].append(
+                    np.zeros((len(steps), 0, 3), np.float32) if objects is None else objects[steps]
+                )
+                columns["proprio"].append(demo.proprio[steps])
+                columns["actions"].append(demo.actions)
+                columns["action_row"].append(num_actions + steps)
+                columns["action_end"].append(np.full(len(steps), num_actions + length))
+                columns["task"].append(np.full(len(steps), task))
+                columns["demo"].append(np.full(len(steps), num_demos))
+                columns["step"].append(steps)
+                columns["success"].append(np.full(len(steps), _succeeded(demo)))
+                num_demos += 1
+                num_actions += length
+            name = source.name if source.number is None else f"{source.name}: {source.instruction}"
+            files[name] = num_demos - before
+        if not num_demos:
+            raise ValueError(self._nothing())
+        width = max(block.shape[1] for block in columns["object_positions"])
+        columns["object_positions"] = [
+            np.pad(block, ((0, 0), (0, width - block.shape[1]), (0, 0)), constant_values=np.nan)
+            for block in columns["object_positions"]
+        ]
+        joined = {key: np.concatenate(blocks) for key, blocks in columns.items()}
+        return DemoRows(**joined, instructions=[source.instruction for source in self.sources], files=files)
+
+    def frames(
+        self, cameras: Sequence[str], size: int, start: int = 0, stop: int | None = None
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """
+        Read pictures, those of one demonstration at a time.
+
+        :param cameras: ``"agentview"``, ``"wrist"``.
+        :param size: Frames are average-pooled to this edge in pixels.
+        :param start: First row.
+        :param stop: One past the last row; ``None`` = to the end.
+        :return: For each demonstration with such rows, in their order: frames of each camera, uint8 (r, size, size, 3).
+        """
+        first = 0
+        for source in self.sources:
+            for demo in self._demos(source):
+                count = -(-len(demo) // self.stride)
+                wanted = slice(max(0, start - first), count if stop is None else min(count, stop - first))
+                first += count
+                if wanted.start < wanted.stop:
+                    frames = {camera: demo.frames(camera, self.stride)[wanted] for camera in cameras}
+                    yield {camera: resize_frames(array, size) for camera, array in frames.items()}
+                if stop is not None and first >= stop:
+                    return
+
+
+def _succeeded(demo: Demo | LeRobotDemo) -> bool:
+    return bool(demo.attrs.get("success", True))
 
 
 def load_demo_set(
@@ -137,64 +244,26 @@ def load_demo_set(
     max_demos: int | None = None,
     frame_stride: int = 1,
     successes_only: bool = True,
-    storage: ArrayStorage = IN_MEMORY,
 ) -> DemoSet:
     """
-    Read demonstrations.
+    Read demonstrations with their pictures.
 
     :param paths: Files, glob patterns or folders, also of LeRobot datasets.
     :param image_size: Frames are average-pooled to this edge in pixels while loading.
     :param max_demos: Most demonstrations per file or task of a dataset; ``None`` = all.
     :param frame_stride: Keep one observation in this many; all actions are kept.
     :param successes_only: Leave out demonstrations marked ``success=False``.
-    :param storage: Where the frames lie.
     :return: The set.
     :raises ValueError: If files are missing, damaged or hold no usable demonstration.
     """
-    columns: dict[str, list[np.ndarray]] = {
-        key: [] for key in ("proprio", "actions", "action_row", "action_end", "task", "demo", "objects")
-    }
-    instructions, files = [], {}
-    sources = demo_sources(paths)
-    count = 0
-    for source in sources:
-        count += sum(-(-len(demo) // frame_stride) for demo in _chosen(source, max_demos, successes_only))
-    shape = (count, image_size, image_size, 3)
-    frames = {camera: storage.zeros(shape, np.uint8) for camera in CAMERAS}
-    num_rows = num_demos = num_actions = 0
-    for task, source in enumerate(sources):
-        before = num_demos
-        instructions.append(source.instruction)
-        for demo in _chosen(source, max_demos, successes_only):
-            length = len(demo)
-            rows = np.arange(0, length, frame_stride)
-            objects = demo.object_positions
-            columns["objects"].append(np.zeros((len(rows), 0, 3), np.float32) if objects is None else objects[rows])
-            for camera, array in frames.items():
-                array[num_rows : num_rows + len(rows)] = resize_frames(demo.frames(camera, frame_stride), image_size)
-            columns["proprio"].append(demo.proprio[rows])
-            columns["actions"].append(demo.actions)
-            columns["action_row"].append(num_actions + rows)
-            columns["action_end"].append(np.full(len(rows), num_actions + length))
-            columns["task"].append(np.full(len(rows), task))
-            columns["demo"].append(np.full(len(rows), num_demos))
-            num_rows += len(rows)
-            num_demos += 1
-            num_actions += length
-        name = source.name if source.number is None else f"{source.name}: {source.instruction}"
-        files[name] = num_demos - before
-    if not num_demos:
-        raise ValueError(f"{', '.join(files)}: no usable demonstration in these files; write some with `rlt collect`.")
-    width = max(block.shape[1] for block in columns["objects"])
-    columns["objects"] = [
-        np.pad(block, ((0, 0), (0, width - block.shape[1]), (0, 0)), constant_values=np.nan)
-        for block in columns["objects"]
-    ]
-    joined = {key: np.concatenate(blocks) for key, blocks in columns.items()}
-    joined["object_positions"] = joined.pop("objects")
-    return DemoSet(instructions=instructions, files=files, **frames, **joined)
-
-
-def _chosen(source: DemoSource, max_demos: int | None, successes_only: bool) -> Iterator[Demo | LeRobotDemo]:
-    chosen = (demo for demo in source.demos() if not successes_only or bool(demo.attrs.get("success", True)))
-    return islice(chosen, max_demos)
+    reader = DemoReader(paths, max_demos, frame_stride, successes_only)
+    rows = reader.rows
+    frames = {camera: np.zeros((len(rows), image_size, image_size, 3), np.uint8) for camera in CAMERAS}
+    start = 0
+    for block in reader.frames(CAMERAS, image_size):
+        count = len(block[CAMERAS[0]])
+        for camera, array in block.items():
+            frames[camera][start : start + count] = array
+        start += count
+    columns: dict[str, Any] = {**vars(rows), **frames}
+    return DemoSet(**columns)

@@ -64,9 +64,10 @@ def reconstruction_loss(prediction: torch.Tensor, z: torch.Tensor, mask: torch.T
     :param prediction: (B, N, H).
     :param z: Targets (B, N, H); no gradient flows into them.
     :param mask: bool (B, N).
-    :return: ``mean``: squared error averaged over valid tokens and channels (the training loss); ``sum``: the paper's
-        form, summed over tokens and channels, averaged over the batch.
+    :return: The squared error in three scales. ``mean``: averaged over valid tokens and channels; ``token``: summed
+        over channels, averaged over valid tokens; ``sum``: the paper's form, summed over tokens and channels, averaged
+        over the batch.
     """
     error = (prediction.float() - z.detach()).square() * mask[..., None]
     total = error.sum()
-    return {"mean": total / (mask.sum() * z.shape[-1]), "sum": total / len(z)}
+    return {"mean": total / (mask.sum() * z.shape[-1]), "token": total / mask.sum(), "sum": total / len(z)}

@@ -144,22 +144,46 @@ def read_rl_token(path: str | os.PathLike[str], vla: FrozenVLA | None = None) ->
 
 
 def _read(path: Path) -> RLTokenEncoder:
+    return _read_parts(path)[0]
+
+
+def read_autoencoder(path: str | os.PathLike[str]) -> tuple[RLTokenEncoder, RLTokenDecoder]:
+    """
+    Read encoder and decoder, to train them further.
+
+    :param path: A ``.safetensors`` file that :func:`save_rl_token` wrote.
+    :return: Both.
+    :raises ValueError: If the file is missing or damaged, or has no decoder.
+    """
+    encoder, state = _read_parts(Path(path), decoder=True)
+    if not state:
+        raise ValueError(f"{path} has no decoder, so its training cannot go on: name another file.")
+    decoder = RLTokenDecoder(encoder.config)
+    decoder.load_state_dict(state)
+    return encoder, decoder
+
+
+def _read_parts(path: Path, decoder: bool = False) -> tuple[RLTokenEncoder, dict[str, torch.Tensor]]:
+    """Read the encoder, and the weights of the decoder if they are asked for and the file has them."""
     advice = "train one with `rlt pretrain-token`, or name another file."
     if not path.is_file():
         raise ValueError(f"There are no RL-token weights at {path}; {advice}")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            names = [key for key in file.keys() if key.startswith("encoder.")]
-            state = {key.removeprefix("encoder."): file.get_tensor(key).float() for key in names}
+            states: dict[str, dict[str, torch.Tensor]] = {"encoder": {}, "decoder": {}}
+            for key in file.keys():
+                part, _, name = key.partition(".")
+                if part in states and (part == "encoder" or decoder):
+                    states[part][name] = file.get_tensor(key).float()
         if metadata.get("format") != FORMAT:
             raise KeyError(f"format is {metadata.get('format')!r}, not {FORMAT!r}")
         config = RLTokenConfig(**json.loads(metadata["config"]))
         encoder = RLTokenEncoder(config, metadata["vla_fingerprint"], metadata["vla_name"])
-        encoder.load_state_dict(state)
+        encoder.load_state_dict(states["encoder"])
     except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OSError) as error:
         raise ValueError(f"{path} cannot be read as RL-token weights ({error}); {advice}") from error
-    return encoder
+    return encoder, states["decoder"]
 
 
 def shipped_rl_token(vla: FrozenVLA | None) -> RLTokenEncoder:

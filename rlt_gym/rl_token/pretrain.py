@@ -1,28 +1,31 @@
-"""Stage 1: train the RL token on demonstrations seen through a frozen VLA."""
+"""Stage 1: train the RL token on a frozen VLA's tokens of demonstrations."""
 
-import math
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import nn
-from tqdm import tqdm
+import yaml
 
-from rlt_gym.core.files import git_commit
-from rlt_gym.core.training import has_bfloat16, warmup_cosine
-from rlt_gym.data.demo_set import frame_edge, load_demo_set
-from rlt_gym.data.storage import ArrayStorage
+from rlt_gym.core.files import atomic_write, git_commit
+from rlt_gym.data.demo_set import DemoReader
 from rlt_gym.rl_token.base import require_tokens
-from rlt_gym.rl_token.decoder import RLTokenDecoder, reconstruction_loss
+from rlt_gym.rl_token.decoder import RLTokenDecoder
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, count_parameters
-from rlt_gym.rl_token.io import load_rl_token, save_rl_token
+from rlt_gym.rl_token.io import load_rl_token, read_autoencoder, save_rl_token
 from rlt_gym.rl_token.probe import evaluate_token, probe_objects
-from rlt_gym.rl_token.token_cache import TokenCache, cache_tokens, check_demo_frames, check_demos
-from rlt_gym.vla.base import FrozenVLA, VLASpec
+from rlt_gym.rl_token.token_shards import TokenShards
+from rlt_gym.rl_token.tokens import Tokens, cache_tokens, check_demos, frame_size
+from rlt_gym.rl_token.trainer import LOSSES, OPTIMIZERS, SCHEDULES, Autoencoder, TokenTrainer
+from rlt_gym.vla.base import FrozenVLA
 from rlt_gym.vla.registry import load_vla
+
+#: Settings that a resumed training may change: none of them changes a step that was taken.
+_FREE = {"resume", "steps", "epochs", "minutes", "progress", "threads", "device", "save_every", "memory_limit"}
 
 
 @dataclass
@@ -30,12 +33,18 @@ class PretrainTokenConfig:
     """
     Settings of :func:`pretrain_token`.
 
-    :param demos: Demonstration files, glob patterns or folders, also of LeRobot datasets.
+    :param demos: Demonstration files, glob patterns or folders, also of LeRobot datasets. Their tokens are computed
+        first and kept in memory.
     :param vla: The frozen policy: a name or scheme of ``rlt list``, the path of a file that ``rlt train-vla`` wrote, or
         "package.module:Class" of an allowed package (``RLT_ALLOWED_IMPORTS``). Any other VLA is an argument of
-        :func:`pretrain_token` itself.
+        :func:`pretrain_token` itself. ``None`` = "mini", with ``tokens`` whichever they are of.
     :param vla_kwargs: Further arguments of whoever makes this VLA.
-    :param output: ``.safetensors`` file to write; the report goes beside it with suffix ``.json``.
+    :param output: ``.safetensors`` file to write; the report goes beside it with suffix ``.json``, the weights of the
+        last step with ``_last`` in their name, and metrics, TensorBoard's events and the checkpoint into a folder with
+        ``_training``.
+    :param tokens: In place of ``demos``, a folder that ``rlt encode-tokens`` wrote, for sets of any size.
+    :param init: An RL token of the same architecture with which the training begins.
+    :param resume: Folder of an interrupted training, to go on with.
     :param z_dim: Width of the RL token, ``None`` = the VLA's width.
     :param width: Width of encoder and decoder; ``None`` = the VLA's width.
     :param layers: Layers of each.
@@ -43,30 +52,44 @@ class PretrainTokenConfig:
     :param mlp_ratio: Hidden width of their MLPs, in widths.
     :param kinds: Kinds of tokens to read, ``("all",)`` or e.g. ``("image",)``.
     :param context_dropout: See :class:`~rlt_gym.rl_token.encoder.RLTokenConfig`.
-    :param steps: Gradient steps (paper: 2,000 to 10,000).
-    :param minutes: Wall-clock budget of the steps; ``None`` = only ``steps`` count.
-    :param batch_size: Observations per step.
-    :param learning_rate: Peak rate of AdamW.
+    :param steps: Gradient steps (paper: 2,000 to 10,000); ``None`` = 2,000, or with ``epochs`` as many as they take.
+    :param epochs: Passes over the training rows. With ``steps``, whichever ends first.
+    :param minutes: Wall-clock budget of the steps; ``None`` = no limit.
+    :param batch_size: Observations per forward pass.
+    :param accumulate: Forward passes per gradient step.
+    :param loss: "mean", the squared error averaged over tokens and channels; "token", summed over channels and averaged
+        over tokens; or "sum", summed over both and averaged over the batch, as the paper writes it.
+    :param optimizer: "adamw" or "adam".
+    :param learning_rate: Its peak rate.
+    :param weight_decay: Its weight decay.
+    :param schedule: After the warm-up "cosine", half a cosine down to 2 %, or "constant".
     :param warmup_steps: Linear warm-up.
+    :param clip_norm: Norm to which gradients are cut.
+    :param ema_decay: Decay of the moving average of the weights, which is what ``output`` gets. It begins as
+        ``(1 + step) / (10 + step)``. 0 = no average.
+    :param eval_every: Steps between computations of the held-out loss; ``output`` gets the weights with the lowest.
+        ``None`` = twenty times.
+    :param save_every: Steps between checkpoints for ``resume``; 0 = none.
     :param held_out: Fraction of each task's demonstrations (whole ones) for validation.
-    :param frame_stride: Use one observation in this many.
-    :param max_demos: Most demonstrations per task; ``None`` = all.
-    :param image_size: Frames are average-pooled to this edge in pixels while they are loaded; ``None`` = to the size to
-        which the VLA resizes them, if it says so and if that divides their own, else not at all.
-    :param memory_limit: Most GiB of memory for the frames of a camera, and for the tokens; larger arrays go to a
-        temporary file.
-    :param scratch: Folder of these files; ``None`` = the folder of ``output``.
+    :param frame_stride: Use one observation of ``demos`` in this many.
+    :param max_demos: Most of ``demos`` per task; ``None`` = all.
+    :param image_size: Frames of ``demos`` are average-pooled to this edge in pixels while they are loaded; ``None`` =
+        to the size to which the VLA resizes them, if it says so and if that divides their own, else not at all.
+    :param memory_limit: Most GiB of memory for the tokens of ``demos``.
     :param bfloat16: Train under bfloat16 autocast; ``None`` = if ``device`` has it in hardware.
     :param threads: torch threads, ``None`` = leave as they are.
     :param device: Device to train on.
-    :param seed: Seed of initialization, split and sampling.
+    :param seed: Seed of initialization, split, order of the rows and context dropout.
     :param progress: Show a progress bar and the report.
     """
 
     demos: list[str] = field(default_factory=list)
-    vla: str = "mini"
+    vla: str | None = None
     vla_kwargs: dict[str, Any] | None = None
     output: str = "rl_token.safetensors"
+    tokens: str | None = None
+    init: str | None = None
+    resume: str | None = None
     z_dim: int | None = None
     width: int | None = None
     layers: int = 2
@@ -74,35 +97,67 @@ class PretrainTokenConfig:
     mlp_ratio: int = 2
     kinds: tuple[str, ...] = ("all",)
     context_dropout: float = 0.9
-    steps: int = 2000
+    steps: int | None = None
+    epochs: float | None = None
     minutes: float | None = None
     batch_size: int = 64
+    accumulate: int = 1
+    loss: str = "mean"
+    optimizer: str = "adamw"
     learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    schedule: str = "cosine"
     warmup_steps: int = 100
+    clip_norm: float = 1.0
+    ema_decay: float = 0.999
+    eval_every: int | None = None
+    save_every: int = 500
     held_out: float = 0.1
     frame_stride: int = 4
     max_demos: int | None = None
     image_size: int | None = None
     memory_limit: float = 4.0
-    scratch: str | None = None
     bfloat16: bool | None = None
     threads: int | None = 1
     device: str = "cpu"
     seed: int = 0
     progress: bool = True
 
+    #: shipped configurations, which ``--config`` takes by name
+    configs: ClassVar[Traversable] = files("rlt_gym.rl_token") / "configs"
+
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "frame_stride"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"PretrainTokenConfig.{name} is {getattr(self, name)}; it must be at least 1.")
-        if not self.memory_limit >= 0:
-            raise ValueError(f"PretrainTokenConfig.memory_limit is {self.memory_limit}; it must be at least 0 (GiB).")
-        if self.minutes is not None and self.minutes <= 0:
-            raise ValueError(f"PretrainTokenConfig.minutes is {self.minutes}; it must be positive or None.")
+        if self.steps is None and self.epochs is None:
+            self.steps = 2000
+        self.kinds = tuple(self.kinds)
+        for name, least in (
+            ("steps", 1), ("batch_size", 1), ("accumulate", 1), ("eval_every", 1), ("frame_stride", 1),
+            ("save_every", 0), ("memory_limit", 0), ("learning_rate", 0), ("weight_decay", 0), ("warmup_steps", 0),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise ValueError(f"PretrainTokenConfig.{name} is {value}; it must be at least {least}.")
+        for name in ("epochs", "minutes", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"PretrainTokenConfig.{name} is {value}; it must be positive.")
         if not 0 < self.held_out < 1:
             raise ValueError(f"PretrainTokenConfig.held_out is {self.held_out}; it must be in (0, 1).")
+        if not 0 <= self.ema_decay < 1:
+            raise ValueError(f"PretrainTokenConfig.ema_decay is {self.ema_decay}; it must be in [0, 1).")
+        for name, choices in (("loss", LOSSES), ("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"PretrainTokenConfig.{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}."
+                )
         if Path(self.output).suffix != ".safetensors":
             raise ValueError(f"PretrainTokenConfig.output is {self.output!r}; it must end in .safetensors.")
+
+    @property
+    def folder(self) -> Path:
+        """Where metrics and checkpoints go."""
+        path = Path(self.output)
+        return path.with_name(f"{path.stem}_training")
 
 
 def pretrain_token(config: PretrainTokenConfig, vla: FrozenVLA | None = None) -> RLTokenEncoder:
@@ -112,33 +167,95 @@ def pretrain_token(config: PretrainTokenConfig, vla: FrozenVLA | None = None) ->
     :param config: What to do.
     :param vla: The VLA, if it is not one that ``config.vla`` can name.
     :return: The frozen encoder as read back from ``config.output``.
-    :raises ValueError: If files are missing or damaged, no demonstration can be held out, or the loss diverges.
+    :raises ValueError: If files are missing or damaged, no demonstration can be held out, tokens are another VLA's, the
+        settings differ from those of the training to resume, or the loss diverges.
     """
     import torch._dynamo  # first, since loading it after OSMesa crashes the process
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     began = time.monotonic()
-    vla = load_vla(config.vla, config.device, config.vla_kwargs) if vla is None else load_vla(vla, config.device)
-    require_tokens(vla)
-    check_demos(vla.spec, config.demos)
-    vla.spec.check_kinds(config.kinds)
-    folder = Path(config.output).parent if config.scratch is None else config.scratch
-    storage = ArrayStorage(int(config.memory_limit * 2**30), folder)
-    size = _frame_size(config, vla.spec)
-    data = load_demo_set(config.demos, size, config.max_demos, config.frame_stride, storage=storage)
-    train_rows, held_rows = data.split(config.held_out, config.seed)
+    if config.resume is not None:
+        _check_resume(config)
+    tokens = _tokens(config, vla)
+    train_rows, held_rows = tokens.rows.split(config.held_out, config.seed)
     if not len(held_rows):
         raise ValueError(
             "No demonstration can be held out: a task needs at least two. Collect more with `rlt collect`."
         )
-    cache = cache_tokens(vla, data, config.kinds, config.batch_size, config.progress, storage)
-    data = data.without_frames()
+    model = _model(config, tokens, train_rows)
+    trainer = TokenTrainer(config, model, tokens, train_rows, held_rows, config.folder)
+    if config.resume is None:
+        _save_settings(config)
+    else:
+        trainer.load()
+    history = trainer.run()
+    best = trainer.best
+    report = evaluate_token(best.encoder, best.decoder, tokens, train_rows, held_rows)
+    report |= probe_objects(best.encoder, tokens, train_rows, held_rows)
+    provenance: dict[str, Any] = {
+        "kind": "rl_token",
+        "config": asdict(config),
+        "git_commit": git_commit(),
+        "vla": tokens.origin.vla,
+        "demos": tokens.rows.files,
+        "rows": {"train": len(train_rows), "held_out": len(held_rows)},
+        "parameters": {"encoder": count_parameters(best.encoder), "decoder": count_parameters(best.decoder)},
+        "train": history,
+        "held_out": report,
+        "wall_seconds": round(time.monotonic() - began, 1),
+        "torch": torch.__version__,
+    }
+    output = Path(config.output)
+    last = trainer.average
+    save_rl_token(output.with_name(f"{output.stem}_last.safetensors"), last.encoder, last.decoder, provenance)
+    save_rl_token(output, best.encoder, best.decoder, provenance)
+    if config.progress:
+        print("\n".join(f"{key:>28}: {value:.4f}" for key, value in report.items()))
+    trained = load_rl_token(output, device=config.device)
+    assert isinstance(trained, RLTokenEncoder)
+    return trained
 
+
+def _tokens(config: PretrainTokenConfig, vla: FrozenVLA | None) -> Tokens:
+    """Read tokens from disk, or compute those of demonstrations."""
+    if (config.tokens is None) == (not config.demos):
+        raise ValueError("Give either demos or tokens (a folder that `rlt encode-tokens` wrote).")
+    if vla is None and (config.vla is not None or config.tokens is None):
+        vla = load_vla(config.vla or "mini", config.device, config.vla_kwargs)
+    elif vla is not None:
+        vla = load_vla(vla, config.device)
+    if vla is not None:
+        require_tokens(vla)
+    if config.tokens is None:
+        assert vla is not None
+        check_demos(vla.spec, config.demos)
+        vla.spec.check_kinds(config.kinds)
+        demos = DemoReader(config.demos, config.max_demos, config.frame_stride)
+        size = frame_size(vla.spec, demos.edge, config.image_size)
+        return cache_tokens(vla, demos, config.kinds, size, config.batch_size, config.progress, config.memory_limit)
+    tokens = TokenShards(config.tokens)
+    if vla is not None and vla.fingerprint() != tokens.origin.fingerprint:
+        raise ValueError(
+            f"{config.tokens} has tokens of the VLA {tokens.origin.vla!r} with fingerprint "
+            f"{tokens.origin.fingerprint[:12]}..., not of {vla.spec.name!r} with {vla.fingerprint()[:12]}...: encode "
+            "them with this VLA, or leave out --vla."
+        )
+    if tokens.origin.kinds != config.kinds:
+        raise ValueError(
+            f"{config.tokens} has the kinds {list(tokens.origin.kinds)}, and kinds is {list(config.kinds)}: encode the "
+            f"tokens again, or give --kinds '[{', '.join(tokens.origin.kinds)}]'."
+        )
+    return tokens
+
+
+def _model(config: PretrainTokenConfig, tokens: Tokens, train_rows: np.ndarray) -> Autoencoder:
+    """Make encoder and decoder, new or from ``config.init``, on the device."""
+    origin = tokens.origin
     torch.manual_seed(config.seed)
-    model = RLTokenConfig(
-        token_dim=vla.spec.token_dim,
-        max_tokens=vla.spec.max_tokens or cache.tokens.shape[1],
+    wanted = RLTokenConfig(
+        token_dim=origin.token_dim,
+        max_tokens=origin.max_tokens or tokens.count,
         z_dim=config.z_dim,
         width=config.width,
         layers=config.layers,
@@ -147,96 +264,64 @@ def pretrain_token(config: PretrainTokenConfig, vla: FrozenVLA | None = None) ->
         kinds=config.kinds,
         context_dropout=config.context_dropout,
     )
-    encoder, decoder = RLTokenEncoder(model, vla.fingerprint(), vla.spec.name), RLTokenDecoder(model)
-    encoder.set_statistics(*_statistics(cache, train_rows))
-    encoder.to(config.device)
-    decoder.to(config.device)
-    history = _optimize(config, encoder, decoder, cache, train_rows)
-    if not math.isfinite(history["L_ro_mean"]):
-        raise ValueError("Training diverged (loss is not finite); lower learning_rate.")
-    report = evaluate_token(encoder, decoder, cache, train_rows, held_rows)
-    report |= probe_objects(encoder, cache, data, train_rows, held_rows)
-    provenance: dict[str, Any] = {
-        "kind": "rl_token",
-        "config": asdict(config),
-        "git_commit": git_commit(),
-        "vla": vla.spec.name,
-        "demos": data.files,
-        "rows": {"train": len(train_rows), "held_out": len(held_rows)},
-        "parameters": {"encoder": count_parameters(encoder), "decoder": count_parameters(decoder)},
-        "train": history,
-        "held_out": report,
-        "wall_seconds": round(time.monotonic() - began, 1),
-        "torch": torch.__version__,
-    }
-    save_rl_token(config.output, encoder, decoder, provenance)
-    if config.progress:
-        print("\n".join(f"{key:>28}: {value:.4f}" for key, value in report.items()))
-    trained = load_rl_token(config.output, vla, config.device)
-    assert isinstance(trained, RLTokenEncoder)
-    return trained
+    if config.init is None:
+        encoder, decoder = RLTokenEncoder(wanted, origin.fingerprint, origin.vla), RLTokenDecoder(wanted)
+        encoder.set_statistics(*_statistics(tokens, train_rows))
+    else:
+        encoder, decoder = read_autoencoder(config.init)
+        names = [field.name for field in fields(wanted) if field.name != "context_dropout"]
+        differ = {name: getattr(encoder.config, name) for name in names}
+        differ = {name: value for name, value in differ.items() if value != getattr(wanted, name)}
+        if differ:
+            raise ValueError(f"{config.init} has {differ}: give the same settings, or leave out --init.")
+        if encoder.vla_fingerprint != origin.fingerprint:
+            raise ValueError(
+                f"{config.init} belongs to the VLA {encoder.vla_name!r}, and the tokens to {origin.vla!r}."
+            )
+        encoder.config = decoder.config = wanted
+    return Autoencoder(encoder.to(config.device), decoder.to(config.device))
 
 
-def _frame_size(config: PretrainTokenConfig, spec: VLASpec) -> int:
+def _plain(config: PretrainTokenConfig) -> dict[str, Any]:
+    """Return the settings as YAML has them."""
+    return {**asdict(config), "kinds": list(config.kinds)}
+
+
+def _save_settings(config: PretrainTokenConfig) -> None:
+    with atomic_write(config.folder / "config.yaml") as temporary:
+        temporary.write_text(yaml.safe_dump(_plain(config), sort_keys=False), encoding="utf-8")
+
+
+def _check_resume(config: PretrainTokenConfig) -> None:
     """
-    Edge in pixels of the frames that the VLA is shown.
+    Compare the settings with those of the training to resume.
 
-    :raises ValueError: If it is smaller than what the VLA reads.
+    :raises ValueError: If the folder is not the one of ``output``, has no settings, or others.
     """
-    edge = frame_edge(config.demos)
-    size = config.image_size or (spec.image_size if spec.image_size and edge % spec.image_size == 0 else edge)
-    check_demo_frames(spec, size)
-    return size
+    path = config.folder / "config.yaml"
+    if Path(str(config.resume)).resolve() != config.folder.resolve():
+        raise ValueError(f"resume is {config.resume}, and the training of {config.output} is in {config.folder}.")
+    try:
+        saved = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"There is no training to resume in {config.resume} ({error}).") from error
+    given = _plain(config)
+    differ = [name for name in given if name not in _FREE and given[name] != saved.get(name)]
+    if differ:
+        changes = ", ".join(f"{name} {saved.get(name)!r} -> {given[name]!r}" for name in differ)
+        raise ValueError(f"A resumed training keeps its settings, and these differ: {changes}. Begin anew.")
 
 
-def _statistics(cache: TokenCache, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+def _statistics(tokens: Tokens, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean per place and channel (N, H), and the channels' deviations from it (H,), over at most 2000 rows."""
-    parts = list(cache.batches(rows[:: max(1, len(rows) // 2000)], most=len(rows), limit=1 << 30))
-    total, count = torch.zeros(cache.tokens.shape[1:]), torch.zeros(cache.mask.shape[1:], dtype=torch.int64)
+    parts = list(tokens.batches(rows[:: max(1, len(rows) // 2000)], most=len(rows), limit=1 << 30))
+    total, count = torch.zeros(tokens.count, tokens.origin.token_dim), torch.zeros(tokens.count, dtype=torch.int64)
     for part in parts:
-        tokens, mask = cache.batch(part, "cpu")
-        total, count = total + (tokens * mask[..., None]).sum(dim=0), count + mask.sum(dim=0)
+        found, mask = tokens.batch(part, "cpu")
+        total, count = total + (found * mask[..., None]).sum(dim=0), count + mask.sum(dim=0)
     mean = total / count.clamp_min(1)[:, None]
     squares = torch.zeros(mean.shape[1])
     for part in parts:
-        tokens, mask = cache.batch(part, "cpu")
-        squares = squares + ((tokens * mask[..., None] - mean).square() * mask[..., None]).sum(dim=(0, 1))
+        found, mask = tokens.batch(part, "cpu")
+        squares = squares + ((found * mask[..., None] - mean).square() * mask[..., None]).sum(dim=(0, 1))
     return mean, (squares / count.sum()).sqrt()
-
-
-def _optimize(
-    config: PretrainTokenConfig, encoder: RLTokenEncoder, decoder: RLTokenDecoder, cache: TokenCache, rows: np.ndarray
-) -> dict[str, float]:
-    parameters = [*encoder.parameters(), *decoder.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-    bfloat16 = has_bfloat16(config.device) if config.bfloat16 is None else config.bfloat16
-    rng = np.random.default_rng(config.seed)
-    noise = torch.Generator(config.device).manual_seed(config.seed)
-    began, step, done = time.monotonic(), 0, 0.0
-    smooth: dict[str, float] = {}
-    bar = tqdm(total=config.steps, disable=not config.progress, desc="pretrain-token", mininterval=2.0)
-    while step < config.steps and done < 1.0:
-        rate = warmup_cosine(step, config.warmup_steps, done)
-        for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * rate
-        tokens, mask = cache.batch(rng.choice(rows, config.batch_size), config.device)
-        z = encoder.standardize(tokens)
-        with torch.autocast(torch.device(config.device).type, dtype=torch.bfloat16, enabled=bfloat16):
-            prediction = decoder(encoder.encode(z, mask), z, config.context_dropout, noise)
-            losses = reconstruction_loss(prediction, z, mask)
-        optimizer.zero_grad(set_to_none=True)
-        losses["mean"].backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        step += 1
-        for key, value in losses.items():
-            number = float(value.detach())
-            smooth[f"L_ro_{key}"] = 0.98 * smooth.get(f"L_ro_{key}", number) + 0.02 * number
-        done = step / config.steps
-        if config.minutes is not None:
-            done = max(done, (time.monotonic() - began) / (60 * config.minutes))
-        bar.update()
-        if step % 20 == 0:
-            bar.set_postfix({key: f"{value:.4f}" for key, value in smooth.items()}, refresh=False)
-    bar.close()
-    return {**smooth, "steps": step, "seconds_per_step": (time.monotonic() - began) / step}

@@ -3,14 +3,13 @@
 import numpy as np
 import torch
 
-from rlt_gym.data.demo_set import DemoSet
 from rlt_gym.rl_token.decoder import RLTokenDecoder, reconstruction_loss
 from rlt_gym.rl_token.encoder import RLTokenEncoder
-from rlt_gym.rl_token.token_cache import TokenCache
+from rlt_gym.rl_token.tokens import Tokens
 
 
 def evaluate_token(
-    encoder: RLTokenEncoder, decoder: RLTokenDecoder, cache: TokenCache, train_rows: np.ndarray, held_rows: np.ndarray
+    encoder: RLTokenEncoder, decoder: RLTokenDecoder, tokens: Tokens, train_rows: np.ndarray, held_rows: np.ndarray
 ) -> dict[str, float]:
     """
     Compute mean squared errors on held-out rows, in standardized token units.
@@ -21,7 +20,7 @@ def evaluate_token(
 
     :param encoder: The encoder.
     :param decoder: Its decoder.
-    :param cache: Tokens.
+    :param tokens: The VLA's tokens.
     :param train_rows: Rows for the baseline's mean.
     :param held_rows: Rows to evaluate.
     :return: Named numbers.
@@ -29,16 +28,16 @@ def evaluate_token(
     device = encoder.e_rl.device
     with torch.no_grad():
         sums, counts = torch.zeros(0), torch.zeros(0)
-        for part in cache.batches(train_rows[:: max(1, len(train_rows) // 4000)]):
-            tokens, mask = cache.batch(part, device)
-            z = encoder.standardize(tokens) * mask[..., None]
+        for part in tokens.batches(train_rows[:: max(1, len(train_rows) // 4000)]):
+            found, mask = tokens.batch(part, device)
+            z = encoder.standardize(found) * mask[..., None]
             sums, counts = (z.sum(0), mask.sum(0)) if not len(counts) else (sums + z.sum(0), counts + mask.sum(0))
         center = sums / counts.clamp_min(1)[:, None]
         totals: dict[str, float] = {}
         held_rows = np.random.default_rng(0).permutation(held_rows)[:2048]  # mixed, so that shuffling crosses episodes
-        for part in cache.batches(held_rows):
-            tokens, mask = cache.batch(part, device)
-            z = encoder.standardize(tokens)
+        for part in tokens.batches(held_rows):
+            found, mask = tokens.batch(part, device)
+            z = encoder.standardize(found)
             z_rl = encoder.encode(z, mask)
             other = z_rl.roll(1, dims=0)
             losses = {
@@ -56,7 +55,7 @@ def evaluate_token(
 
 
 def probe_objects(
-    encoder: RLTokenEncoder, cache: TokenCache, data: DemoSet, train_rows: np.ndarray, held_rows: np.ndarray
+    encoder: RLTokenEncoder, tokens: Tokens, train_rows: np.ndarray, held_rows: np.ndarray
 ) -> dict[str, float]:
     """
     Compute held-out R2 of ridge regressions to object positions.
@@ -64,13 +63,13 @@ def probe_objects(
     Compare ``z_rl`` with ``proprio``: the arm's position alone predicts a part of them.
 
     :param encoder: The encoder.
-    :param cache: Tokens.
-    :param data: Demonstrations with ``object_positions``.
+    :param tokens: The VLA's tokens; ``object_positions`` of their rows are the targets.
     :param train_rows: Rows to fit on.
     :param held_rows: Rows to evaluate on.
     :return: ``probe_r2_{proprio,z_rl,z_rl_proprio}``; empty if the files have no object positions.
     """
     train_rows, held_rows = train_rows[:: max(1, len(train_rows) // 6000)], held_rows[:: max(1, len(held_rows) // 2000)]
+    data = tokens.rows
     targets = data.object_positions.reshape(len(data), -1).astype(np.float64)
     usable = np.isfinite(targets[train_rows]).all(axis=0) & np.isfinite(targets[held_rows]).all(axis=0)
     if not usable.any():
@@ -84,9 +83,9 @@ def probe_objects(
     for name, rows in (("train", train_rows), ("held", held_rows)):
         with torch.no_grad():
             parts = []
-            for part in cache.batches(rows):
-                tokens, mask = cache.batch(part, encoder.e_rl.device)
-                parts.append(encoder.encode(encoder.standardize(tokens), mask).cpu().numpy())
+            for part in tokens.batches(rows):
+                found, mask = tokens.batch(part, encoder.e_rl.device)
+                parts.append(encoder.encode(encoder.standardize(found), mask).cpu().numpy())
         z_rl, proprio = np.concatenate(parts).astype(np.float64), data.proprio[rows].astype(np.float64)
         features[name] = {"proprio": proprio, "z_rl": z_rl, "z_rl_proprio": np.concatenate([z_rl, proprio], axis=1)}
     return {

@@ -62,10 +62,10 @@ def read_words(args: Sequence[str], config_class: Any, sections: Collection[str]
     """
     found, rest = _Files().parse_known_args(list(args))
     files = [*found.config]
-    if sections:
+    if hasattr(config_class, "configs"):
         from rlt_sb3.experiment.config import config_file
 
-        files = [config_file(name) for name in files]
+        files = [config_file(name, config_class.configs) for name in files]
     if found.resume is not None:
         files.insert(0, _config_of_run(found.resume))
         rest += ["--resume", found.resume]
@@ -80,7 +80,7 @@ def _config_of_run(name: str) -> str:
     for folder in (path, path.parent.parent):  # a run, or one of its checkpoints
         if (folder / "config.yaml").is_file():
             return str(folder / "config.yaml")
-    raise ValueError(f"There is no run to resume in {path}: --resume takes the folder that `rlt train` wrote.")
+    raise ValueError(f"There is nothing to resume in {path}: --resume takes the folder of an interrupted run.")
 
 
 def check_config_file(name: str, sections: Collection[str] = ()) -> None:

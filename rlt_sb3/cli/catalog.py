@@ -12,6 +12,14 @@ def vlas() -> dict[str, str]:
     return list_vlas()
 
 
+def token_configs() -> dict[str, str]:
+    """Return for each shipped configuration of ``rlt pretrain-token`` what it is for."""
+    from rlt_gym.rl_token.pretrain import PretrainTokenConfig
+    from rlt_sb3.experiment.config import shipped_configs
+
+    return shipped_configs(PretrainTokenConfig.configs)
+
+
 def suites() -> dict[str, str]:
     """Return for each suite its number of tasks and its horizon."""
     return {

@@ -42,6 +42,11 @@ COMMANDS = {
         "rlt_gym.rl_token.pretrain:pretrain_token",
         "train the RL-token encoder of a frozen policy on demonstrations",
     ),
+    "encode-tokens": (
+        "rlt_gym.rl_token.encode_tokens:EncodeTokensConfig",
+        "rlt_gym.rl_token.encode_tokens:encode_tokens",
+        "write a frozen policy's tokens of demonstrations to disk, for pretrain-token on sets of any size",
+    ),
     "encode-demos": (
         "rlt_gym.rl_token.encode_demos:EncodeDemosConfig",
         "rlt_gym.rl_token.encode_demos:encode_demos",
@@ -96,11 +101,14 @@ LISTS = {
     "env.vla": "rlt_sb3.cli.catalog:vlas",
     "env.suite": "rlt_sb3.cli.catalog:suites",
     "config": "rlt_sb3.experiment.config:shipped_configs",
+    "pretrain-token --config": "rlt_sb3.cli.catalog:token_configs",
 }
 #: refuses a ``device`` that torch cannot use, for every command that has one; ``rlt train`` has two inside its sections
 CHECK_DEVICE = "rlt_sb3.experiment.environment:check_device"
 TASKS = "rlt_sb3.cli.catalog:tasks"
-CONFIG_HELP = "YAML file with settings, for train also the name of a shipped one; settings given beside it override it"
+CONFIG_HELP = (
+    "YAML file with settings, or (train, pretrain-token) the name of a shipped one; settings beside it override it"
+)
 USAGE = "%(prog)s [--config FILE.yaml] [--setting VALUE ...]"
 
 

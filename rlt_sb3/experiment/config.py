@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -148,6 +149,9 @@ class TrainConfig:
     log_interval: int = 4
     progress: bool = True
 
+    #: shipped configurations, which ``--config`` takes by name
+    configs: ClassVar[Traversable] = _SHIPPED
+
     @property
     def settings(self) -> dict[str, Any]:
         """Keyword arguments of the chosen algorithm; the dict may be changed in place."""
@@ -271,29 +275,35 @@ class ListConfig:
     suite: str | None = None
 
 
-def shipped_configs() -> dict[str, str]:
-    """Return name that ``rlt train --config`` takes -> the first line of the file, which says what it is for."""
-    shipped = sorted((file for file in _SHIPPED.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
+def shipped_configs(folder: Traversable = _SHIPPED) -> dict[str, str]:
+    """
+    List shipped configurations.
+
+    :param folder: where they lie; by default those of ``rlt train``
+    :return: name that ``--config`` takes -> the first line of the file, which says what it is for
+    """
+    shipped = sorted((file for file in folder.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
     lines = {file.name: file.read_text(encoding="utf-8").partition("\n")[0] for file in shipped}
     return {name.removesuffix(".yaml"): line.removeprefix("# ") for name, line in lines.items()}
 
 
-def config_file(name: str) -> str:
+def config_file(name: str, folder: Traversable = _SHIPPED) -> str:
     """
     Find a configuration file.
 
     :param name: path of a YAML file, or the name of a shipped configuration; a file that exists wins
+    :param folder: where the shipped ones lie
     :return: path of the file
     :raises ValueError: if it is neither; lists the shipped ones
     """
     if Path(name).is_file():
         return name
-    names = shipped_configs()
+    names = shipped_configs(folder)
     if name not in names and Path(name).is_dir():
         raise ValueError(f"{name!r} is a folder; --config takes a YAML file.")
     if name not in names:
         raise ValueError(f"There is no file {name!r}, and no shipped configuration of that name: {', '.join(names)}.")
-    return str(_SHIPPED / f"{name}.yaml")
+    return str(folder / f"{name}.yaml")
 
 
 def save_config(config: TrainConfig, path: Path) -> None:

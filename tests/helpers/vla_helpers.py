@@ -31,7 +31,14 @@ def observations(batch: int, size: int = 32, seed: int = 0) -> dict[str, np.ndar
 
 
 def write_demos(
-    path: Path, instruction: str, demos: int = 4, length: int = 12, size: int = 32, seed: int = 0, **env_args: str
+    path: Path,
+    instruction: str,
+    demos: int = 4,
+    length: int = 12,
+    size: int = 32,
+    seed: int = 0,
+    success: bool = True,
+    **env_args: str,
 ) -> Path:
     """A dot at the object and a dot at the hand; the expert moves the hand towards the object."""
     rng = np.random.default_rng(seed)
@@ -53,5 +60,5 @@ def write_demos(
                 hand = hand + 0.03 * action[:3]
             frames = np.stack(rows["f"])
             positions = np.repeat(target[None, None], length, axis=0)
-            writer.add(np.stack(rows["a"]), frames, frames, np.stack(rows["p"]), positions, init_index=number)
+            writer.add(np.stack(rows["a"]), frames, frames, np.stack(rows["p"]), positions, success, init_index=number)
     return path

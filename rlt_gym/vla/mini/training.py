@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from rlt_gym.core.files import git_commit
 from rlt_gym.core.training import has_bfloat16, warmup_cosine
-from rlt_gym.data.demo_set import DemoSet, frame_edge, load_demo_set
+from rlt_gym.data.demo_set import DemoReader, DemoSet, load_demo_set
 from rlt_gym.data.sources import demo_sources
 from rlt_gym.vla.mini.model import MiniVLA, MiniVLAConfig, MiniVLANet, normalize_frames
 
@@ -236,7 +236,7 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
         "demos": data.files,
         "assets": _said(config, "assets"),
         "render": _said(config, "render"),
-        "frame_size": frame_edge(config.demos),
+        "frame_size": DemoReader(config.demos).edge,
         "instructions": data.instructions,
         "rows": {"train": len(train_rows), "held_out": len(held_rows)},
         "parameters": sum(p.numel() for p in net.parameters()),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlt_gym.data.demo_set import frame_edge, load_demo_set
+from rlt_gym.data.demo_set import DemoReader, load_demo_set
 from rlt_gym.data.lerobot import LeRobotFolder
 from rlt_gym.data.lerobot_writer import ExportLeRobotConfig, LeRobotWriter, export_lerobot
 from rlt_gym.data.libero_hdf5 import DemoFile, DemoWriter
@@ -89,7 +89,7 @@ def test_what_goes_in_comes_out(tmp_path):
         np.testing.assert_array_equal((picture * 255).round().astype(np.uint8), upright)
 
     ours, hdf5 = (load_demo_set(path, SIZE, frame_stride=2) for path in (out, files))
-    assert frame_edge(out) == SIZE and ours.instructions == hdf5.instructions
+    assert DemoReader(out).edge == SIZE and ours.instructions == hdf5.instructions
     assert list(ours.files.values()) == list(hdf5.files.values()) == [2, 1]
     for name in ("agentview", "wrist", "proprio", "actions", "action_row", "action_end", "task", "demo"):
         np.testing.assert_array_equal(getattr(ours, name), getattr(hdf5, name), err_msg=name)

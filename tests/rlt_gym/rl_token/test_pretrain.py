@@ -3,10 +3,7 @@
 import itertools
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,16 +11,15 @@ import torch
 from vla_helpers import tiny_vla, write_demos
 
 from rlt_gym.core import training
-from rlt_gym.data.demo_set import DemoSet
-from rlt_gym.data.storage import ArrayStorage
-from rlt_gym.rl_token import pretrain
+from rlt_gym.data.demo_set import DemoReader, DemoRows, load_demo_set
+from rlt_gym.rl_token import pretrain, trainer
 from rlt_gym.rl_token.decoder import RLTokenDecoder
 from rlt_gym.rl_token.encode_demos import EncodeDemosConfig, encode_demos
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
 from rlt_gym.rl_token.io import load_rl_token
 from rlt_gym.rl_token.mean import MeanToken
 from rlt_gym.rl_token.pretrain import PretrainTokenConfig, pretrain_token
-from rlt_gym.rl_token.token_cache import TokenCache, cache_tokens
+from rlt_gym.rl_token.tokens import TokenCache, TokenOrigin, cache_tokens
 from rlt_gym.testing import FakeVLA
 from rlt_gym.vla import load_vla
 from rlt_gym.vla.mini import training as mini_training
@@ -51,7 +47,7 @@ def record(config):
 def test_steps_or_minutes_whichever_comes_first(config, monkeypatch, steps, minutes, taken):
     """The clock moves by a second whenever it is read, which is once a step."""
     seconds = itertools.count()
-    monkeypatch.setattr(pretrain.time, "monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr(trainer.time, "monotonic", lambda: float(next(seconds)))
     pretrain_token(replace(config, steps=steps, minutes=minutes), tiny_vla())
     assert record(config)["train"]["steps"] == taken
 
@@ -59,7 +55,7 @@ def test_steps_or_minutes_whichever_comes_first(config, monkeypatch, steps, minu
 def test_the_rate_warms_up_and_falls_to_2_percent(config, monkeypatch):
     """0.25, 0.5, 0.75 and 1 of half a cosine, and gradients cut to norm 1."""
     rates, norms = [], []
-    step, loss = torch.optim.AdamW.step, pretrain.reconstruction_loss
+    step, loss = torch.optim.AdamW.step, trainer.reconstruction_loss
 
     def spy(self, *args, **kwargs):
         (group,) = self.param_groups
@@ -68,7 +64,7 @@ def test_the_rate_warms_up_and_falls_to_2_percent(config, monkeypatch):
         return step(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", spy)
-    monkeypatch.setattr(pretrain, "reconstruction_loss", lambda *args: {k: 1e3 * v for k, v in loss(*args).items()})
+    monkeypatch.setattr(trainer, "reconstruction_loss", lambda *args: {k: 1e3 * v for k, v in loss(*args).items()})
     pretrain_token(replace(config, steps=20, warmup_steps=4, learning_rate=0.01), tiny_vla())
     cosine = [0.02 + 0.98 * (1 + math.cos(math.pi * step / 20)) / 2 for step in range(20)]
     warm = [0.25, 0.5, 0.75] + [1.0] * 17
@@ -93,7 +89,7 @@ def test_the_device_decides_about_bfloat16(monkeypatch, device, cpu, gpu, expect
 @pytest.mark.parametrize("answer", [True, False])
 def test_both_trainings_ask_for_their_device(config, monkeypatch, tmp_path, answer):
     asked, autocast = [], []
-    loss, losses = pretrain.reconstruction_loss, mini_training._Batches.losses
+    loss, losses = trainer.reconstruction_loss, mini_training._Batches.losses
 
     def note(function):
         def noted(*args):
@@ -102,18 +98,18 @@ def test_both_trainings_ask_for_their_device(config, monkeypatch, tmp_path, answ
 
         return noted
 
-    for module in (pretrain, mini_training):
+    for module in (trainer, mini_training):
         monkeypatch.setattr(module, "has_bfloat16", lambda device: asked.append(device) or answer)
-    monkeypatch.setattr(pretrain, "reconstruction_loss", note(loss))
+    monkeypatch.setattr(trainer, "reconstruction_loss", note(loss))
     pretrain_token(config, tiny_vla())
-    assert asked == ["cpu"] and autocast == [answer] * 3
+    assert asked == ["cpu"] and autocast == [answer] * 6  # three steps, each followed by the held-out loss
     monkeypatch.setattr(mini_training._Batches, "losses", note(losses))
     small = MiniVLAConfig(horizon=2, width=16, layers=1, heads=2, mlp_ratio=1, stem=(4, 4, 4), image_size=32)
     out = str(tmp_path / "vla" / "vla.safetensors")
     vla = mini_training.train_vla(
         mini_training.TrainVLAConfig(config.demos, out, small, steps=2, batch_size=4, held_out=0.0, progress=False)
     )
-    assert asked == ["cpu"] * 2 and autocast == [answer] * 5
+    assert asked == ["cpu"] * 2 and autocast == [answer] * 8
     assert vla.spec.frame_size == 32, "a VLA wants the frames that it was trained on"
 
 
@@ -149,7 +145,11 @@ def test_context_dropout_is_for_training_only(config, monkeypatch):
 
     monkeypatch.setattr(RLTokenDecoder, "forward", spy)
     pretrain_token(replace(config, context_dropout=0.7), tiny_vla())
-    assert shares == [0.7] * 3 + [0.0, 0.0, 1.0, 1.0]  # of the report: teacher-forced, and from z_rl alone
+    report = [0.0, 0.0, 1.0, 1.0]  # teacher-forced, and from z_rl alone
+    assert shares == [0.7, 1.0] * 3 + report, "the held-out loss after each step is that of z_rl alone"
+    shares.clear()
+    pretrain_token(replace(config, context_dropout=0.0), tiny_vla())
+    assert shares == [0.0] * 6 + report, "a decoder that knows no blanks is not shown any"
 
 
 # --------------------------------------------------------------------------------------------------- the width
@@ -182,17 +182,6 @@ def test_the_shipped_tokens_are_what_they_were(name, start):
 # --------------------------------------------------------------------------------------------------- the memory
 
 
-def demo_set(rows: int, instructions: int = 2) -> DemoSet:
-    rng = np.random.default_rng(0)
-    frames = rng.integers(0, 256, (rows, 4, 4, 3), dtype=np.uint8)
-    task = np.sort(rng.integers(0, instructions, rows))
-    return DemoSet(
-        frames, frames[::-1].copy(), rng.normal(size=(rows, 8)).astype(np.float32), np.zeros((rows, 7), np.float32),
-        np.arange(rows), np.full(rows, rows), task, np.arange(rows) // 10, [f"task {i}" for i in range(instructions)],
-        np.zeros((rows, 0, 3), np.float32), {},
-    )  # fmt: skip
-
-
 class Growing(FakeVLA):
     """Row after row has more tokens: as many as a fifth of its place."""
 
@@ -205,13 +194,19 @@ class Growing(FakeVLA):
         return output
 
 
-@pytest.mark.parametrize("limit", [None, 0])
-def test_the_cache_holds_every_row_also_if_later_rows_have_more_tokens(tmp_path, limit):
-    data = demo_set(33)
-    cache = cache_tokens(Growing(n_tokens=7), data, ("all",), 8, storage=ArrayStorage(limit, tmp_path))
-    assert cache.tokens.shape == (33, 7, 12) and cache.tokens.dtype == torch.float16
+@pytest.mark.parametrize("batch_size", [8, 64])
+def test_the_cache_holds_every_row_also_if_later_rows_have_more_tokens(tmp_path, batch_size):
+    """Batches reach over demonstrations, here of 11 and of 6 rows."""
+    write_demos(tmp_path / "a.hdf5", "task a", demos=1, length=11, size=16)
+    write_demos(tmp_path / "b.hdf5", "task b", demos=3, length=12, size=32, seed=1)
+    reader = DemoReader(tmp_path, stride=1, max_demos=2)
+    data = load_demo_set(tmp_path, 16, max_demos=2)
+    vla = Growing(n_tokens=7)
+    cache = cache_tokens(vla, reader, ("all",), 16, batch_size)
+    assert vla.calls == ([8, 8, 8, 8, 3] if batch_size == 8 else [35])
+    assert cache.tokens.shape == (35, 7, 12) and cache.tokens.dtype == torch.float16 and len(cache) == 35
     vla = FakeVLA(n_tokens=7)
-    for row in range(33):
+    for row in range(35):
         obs = {"agentview": data.agentview[[row]], "wrist": data.wrist[[row]], "state": data.proprio[[row]]}
         tokens = vla.forward(obs, [data.instructions[data.task[row]]]).tokens[0].half()
         count = row // 5 + 1
@@ -222,69 +217,27 @@ def test_the_cache_holds_every_row_also_if_later_rows_have_more_tokens(tmp_path,
         )
 
 
-def test_the_result_does_not_depend_on_where_arrays_lie(config, monkeypatch, tmp_path):
-    made, zeros = [], ArrayStorage.zeros
-
-    def spy(self, shape, dtype):
-        array = zeros(self, shape, dtype)
-        if array.size:
-            made.append((isinstance(array, np.memmap), self.folder))
-        return array
-
-    monkeypatch.setattr(ArrayStorage, "zeros", spy)
-    plain = pretrain_token(config, tiny_vla())
-    report = record(config)["held_out"]
-    assert [filed for filed, _ in made] == [False] * 3  # two cameras and the tokens
-    made.clear()
-    filed = pretrain_token(replace(config, memory_limit=0.0), tiny_vla())
-    assert made == [(True, tmp_path)] * 3, "beside the output"
-    made.clear()
-    pretrain_token(replace(config, memory_limit=0.0, scratch=str(tmp_path / "scratch")), tiny_vla())
-    assert made == [(True, str(tmp_path / "scratch"))] * 3
-    assert filed.fingerprint() == plain.fingerprint() and record(config)["held_out"] == report
-    with pytest.raises(ValueError, match=r"memory_limit is -1; it must be at least 0 \(GiB\)"):
+def test_tokens_that_do_not_fit_are_told_before_they_fill_the_memory(config):
+    vla = FakeVLA(n_tokens=7)
+    needed = 24 * 6 * 12 * 2 / 2**30  # the seventh token is not valid
+    with pytest.raises(ValueError, match=r"\(6 x 12\) need 3.2e-06 GiB.*`rlt encode-tokens.*give --tokens FOLDER"):
+        pretrain_token(replace(config, memory_limit=0.9 * needed), vla)
+    assert vla.calls == [8], "after the first batch"
+    pretrain_token(replace(config, memory_limit=1.1 * needed), vla)
+    with pytest.raises(ValueError, match=r"memory_limit is -1; it must be at least 0"):
         replace(config, memory_limit=-1)
 
 
-WIDE = """
-import resource, sys
-import test_pretrain
-from rlt_gym.data.storage import ArrayStorage
-from rlt_gym.rl_token.token_cache import cache_tokens
-from rlt_gym.testing import FakeVLA
-
-def anonymous():
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) / 1024
-
-rows, tokens, width = 400, 64, 2048
-vla, data = FakeVLA(token_dim=width, n_tokens=tokens), test_pretrain.demo_set(rows)
-cache_tokens(vla, test_pretrain.demo_set(16), ("all",), 16)
-before, peak = anonymous(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-storage = ArrayStorage(None if sys.argv[1] == "memory" else 0, sys.argv[2])
-cache = cache_tokens(vla, data, ("all",), 16, storage=storage)
-grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - peak
-size = cache.tokens.numel() * 2 / 2**20
-print(size, grown / size, (anonymous() - before) / size)
-"""
-
-
-@pytest.mark.parametrize("where", ["memory", "file"])
-def test_a_wide_vlas_tokens_are_in_memory_once_or_not_at_all(tmp_path, where):
-    """100 MB of tokens, as 25 observations of a VLA with seven billion parameters have."""
-    paths = [*sys.path, str(Path(__file__).parent)]
-    code = f"import sys; sys.path[:0] = {paths!r}\n{WIDE}"
-    command = [sys.executable, "-c", code, where, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    size, peak, kept = map(float, done.stdout.split())
-    assert size > 90 and peak < 1.5
-    assert kept < 0.3 if where == "file" else 0.8 < kept
+def token_cache(tokens, mask):
+    rows = DemoRows(*[np.zeros(len(tokens))] * 9, [], {})
+    origin = TokenOrigin("vla", "0", tokens.shape[2], ("all",), None)
+    return TokenCache(origin, rows, torch.as_tensor(tokens), torch.as_tensor(mask))
 
 
 def test_batches_of_wide_tokens_are_small():
-    narrow = TokenCache(torch.zeros(1000, 90, 128, dtype=torch.float16), torch.ones(1000, 90, dtype=torch.bool))
+    narrow = token_cache(torch.zeros(1000, 90, 128, dtype=torch.float16), torch.ones(1000, 90, dtype=torch.bool))
     assert [len(part) for part in narrow.batches(np.arange(600))] == [256, 256, 88]
-    wide = TokenCache(
+    wide = token_cache(
         torch.zeros(9, 1, 1, dtype=torch.float16).expand(9, 968, 2048), torch.ones(9, 968, dtype=torch.bool)
     )
     sizes = [len(part) for part in wide.batches(np.arange(600))]
@@ -297,7 +250,7 @@ def test_statistics_are_those_of_all_rows_in_whatever_batches(monkeypatch):
     rng = np.random.default_rng(0)
     mask = rng.random((200, 5)) < 0.7
     tokens = rng.normal(3.0, 2.0, (200, 5, 4)).astype(np.float16)
-    cache = TokenCache(torch.from_numpy(tokens), torch.from_numpy(mask))
+    cache = token_cache(tokens, mask)
     rows = np.arange(0, 200, 2)
     valid = np.where(mask[rows][..., None], tokens[rows].astype(float), np.nan)
     mean = np.nanmean(valid, axis=0)

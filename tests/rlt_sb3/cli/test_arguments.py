@@ -66,7 +66,7 @@ def test_the_resumed_runs_configuration_comes_first(tmp_path, capsys):
         assert (config.seed, config.name, config.log_interval) == (2, "given", 9)
         assert config.resume == resume[-1].removeprefix("--resume=")
     assert main(["train", "--resume", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("rlt train: There is no run to resume in ")
+    assert capsys.readouterr().err.startswith("rlt train: There is nothing to resume in ")
     with pytest.raises(ValueError, match="Argument --resume: expected one argument"):
         parse("train", ["--resume"])
 

@@ -376,7 +376,7 @@ def test_what_a_resumed_run_may_change(tmp_path, capsys):
     with pytest.raises(ValueError, match="has a model only"):
         find_checkpoint(run / "checkpoints" / "chunk-00000000")
     assert main(["train", "--resume", str(tmp_path / "nothing")]) == 2
-    assert "There is no run to resume" in capsys.readouterr().err
+    assert "There is nothing to resume" in capsys.readouterr().err
 
 
 def test_saved_configuration_repeats_the_run(tmp_path, whole):
