@@ -1,6 +1,7 @@
 """Tokens on disk: bit for bit what the VLA gave, whatever happened while they were written."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +19,8 @@ from rlt_gym.rl_token.pretrain import PretrainTokenConfig, pretrain_token
 from rlt_gym.rl_token.token_shards import TokenShards
 from rlt_gym.testing import FakeVLA
 from rlt_sb3.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -265,3 +268,19 @@ def test_memory_does_not_grow_with_the_number_of_rows(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     size, grown = map(float, done.stdout.split())
     assert size == 100 and grown < 30
+
+
+def test_the_benchmark_prints_the_size_beside_its_formula(tmp_path):
+    command = [sys.executable, "benchmarks/tokens.py", "--folder", str(tmp_path), "--json", str(tmp_path / "n.json")]
+    small = ["--rows", "300", "--tokens", "20", "--width", "32", "--rows_per_shard", "70", "--batches", "3"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    options = {"capture_output": True, "text": True, "cwd": ROOT, "env": environ, "timeout": 300}
+    done = subprocess.run([*command, *small], check=True, **options)
+    assert "formula" in done.stdout
+    found = json.loads((tmp_path / "n.json").read_text())
+    assert found["formula_gb"] == 300 * 20 * 32 * 2 / 1e9 and [path.name for path in tmp_path.iterdir()] == ["n.json"]
+    assert 0 < found["disk_gb"] - found["formula_gb"] - 300 * (20 + 64 * 64 * 3) / 1e9 < 1e-4, (
+        "masks and pictures beside"
+    )
+    refused = subprocess.run([*command, "--rows", "10000000"], **options)
+    assert refused.returncode == 2 and "35328 GB are needed" in refused.stderr
