@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -76,6 +76,17 @@ class DemoRows:
     def num_demos(self) -> int:
         """Number of demonstrations."""
         return int(self.demo.max()) + 1 if len(self) else 0
+
+    def take(self, rows: np.ndarray) -> "DemoRows":
+        """
+        Choose rows.
+
+        :param rows: Their numbers (n,).
+        :return: These rows; actions, instructions and files are the same.
+        """
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(DemoRows)}
+        whole = ("actions", "instructions", "files")
+        return DemoRows(**{name: value if name in whole else value[rows] for name, value in columns.items()})
 
     def chunks(self, rows: np.ndarray, horizon: int) -> tuple[np.ndarray, np.ndarray]:
         """

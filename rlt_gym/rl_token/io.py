@@ -194,12 +194,23 @@ def shipped_rl_token(vla: FrozenVLA | None) -> RLTokenEncoder:
     :return: The encoder.
     :raises ValueError: If there is none for this VLA.
     """
+    return read_rl_token(shipped_path(vla), vla)
+
+
+def shipped_path(vla: FrozenVLA | None) -> Path:
+    """
+    Find the file of the RL token that was shipped for a VLA.
+
+    :param vla: The VLA.
+    :return: The file.
+    :raises ValueError: If there is none for this VLA.
+    """
     if vla is None:
         raise ValueError("rl_token='auto' needs a VLA to choose the weights for; give vla= or a .safetensors path.")
     known = []
     for path, metadata in _shipped():
         if metadata.get("vla_fingerprint") == vla.fingerprint():
-            return read_rl_token(path, vla)
+            return path
         known.append(f"{path.name} (for {metadata.get('vla_name')!r})")
     raise ValueError(
         f"No shipped RL token belongs to the VLA {vla.spec.name!r} with fingerprint {vla.fingerprint()[:12]}...; "

@@ -16,8 +16,8 @@ from rlt_gym.data.demo_set import DemoReader
 from rlt_gym.rl_token.base import require_tokens
 from rlt_gym.rl_token.decoder import RLTokenDecoder
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, count_parameters
+from rlt_gym.rl_token.held_out import evaluate_token, probe_objects
 from rlt_gym.rl_token.io import load_rl_token, read_autoencoder, save_rl_token
-from rlt_gym.rl_token.probe import evaluate_token, probe_objects
 from rlt_gym.rl_token.token_shards import TokenShards
 from rlt_gym.rl_token.tokens import Tokens, cache_tokens, check_demos, frame_size
 from rlt_gym.rl_token.trainer import LOSSES, OPTIMIZERS, SCHEDULES, Autoencoder, TokenTrainer

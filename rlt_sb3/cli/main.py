@@ -47,6 +47,11 @@ COMMANDS = {
         "rlt_gym.rl_token.encode_tokens:encode_tokens",
         "write a frozen policy's tokens of demonstrations to disk, for pretrain-token on sets of any size",
     ),
+    "probe": (
+        "rlt_gym.rl_token.probe.command:ProbeConfig",
+        "rlt_gym.rl_token.probe.command:probe",
+        "is an RL token any good: what can be read from it, as numbers and as a page; exit status 1 if it is not",
+    ),
     "encode-demos": (
         "rlt_gym.rl_token.encode_demos:EncodeDemosConfig",
         "rlt_gym.rl_token.encode_demos:encode_demos",

@@ -100,7 +100,8 @@ def test_list_tells_what_settings_take(capsys):
         else:
             heading = line
             names[heading] = []
-    assert set(names) == {"algorithm", "env.id", "env.vla", "env.suite", "config"}
+    assert set(names) == {"algorithm", "env.id", "env.vla", "env.suite", "config", "pretrain-token --config"}
+    assert names["pretrain-token --config"] == ["molmoact2", "rlt", "rlt_a"]
     assert names["algorithm"] == algorithm_names() and {"LIBERO-v0", "RLToken-LIBERO-v0"} <= set(names["env.id"])
     assert sorted(names["env.vla"]) == ["lerobot:", *SHIPPED_VLAS, "openpi:", "rlt:"]
     assert "  mini-slow     libero_goal 1, 8" in lines and "  libero_90       tasks 0 to 89, 400 control steps" in lines

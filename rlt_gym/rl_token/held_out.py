@@ -1,4 +1,4 @@
-"""Measures how well the VLA's tokens and the positions of objects can be computed from an RL token."""
+"""What stage 1 reports: how well the tokens and the positions of objects can be computed from an RL token."""
 
 import numpy as np
 import torch
