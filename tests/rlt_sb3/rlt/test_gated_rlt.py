@@ -40,7 +40,7 @@ def make(**kwargs) -> RLT:
 
 
 def test_predict_changes_with_approvals_only():
-    model = make(gate={"share": 1.0, "window": 2, "budget": 0.9})
+    model = make(gate={"share": 1.0, "window": 2, "level": 0.9})
     obs = model.env.reset()
     watch = Watch(obs)
     model.learn(500, callback=watch)
@@ -101,7 +101,7 @@ def test_what_was_approved_survives_saving(tmp_path):
     ("settings", "message"),
     [
         ({"gate": {"share": 1.5}}, r"gate.share must be in \(0, 1\]"),
-        ({"gate": {"window": 1}}, "gate.window=1 is too small"),
+        ({"gate": {"window": 1, "level": 0.05}}, "gate.window=1 is too small"),
         ({"gate": {}, "learning_starts": 0}, "learning_starts must be > 0 with a gate"),
     ],
 )
