@@ -89,6 +89,7 @@ def test_workers_work_while_the_owner_does_something_else():
         answers, failures = pool.finish(chunks, unasked)
         assert not failures and [played(pool, w, answers[w])[0] for w in range(2)] == [2, 3]
 
+        os.kill(pool.clients[0].pid, signal.SIGSTOP)  # so that it cannot answer before it is killed
         unasked = pool.begin(chunks)
         os.kill(pool.clients[0].pid, signal.SIGKILL)
         answers, failures = pool.finish(chunks, unasked)
