@@ -80,7 +80,8 @@ def make_rl_token_libero_vec(
         :class:`~rlt_gym.vla.base.FrozenVLA`; see :func:`~rlt_gym.vla.registry.load_vla`.
     :param vla_kwargs: Further arguments of whoever makes a VLA that is named.
     :param rl_token: ``"auto"``, ``"mean"`` (no RL token, but the mean of the VLA's picture tokens), ``"none"`` (a
-        single zero, for a VLA that gives no tokens), a ``.safetensors`` path, or an encoder.
+        single zero, for a VLA that gives no tokens), another name of ``rlt list``, a ``.safetensors`` path, or an
+        encoder.
     :param device: Where VLA and encoder run.
     :param image_size: Edge of the pictures in pixels; ``None`` = what the VLA's specification says, 128 if it says
         nothing. Another size than the VLA needs is refused.

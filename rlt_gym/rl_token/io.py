@@ -49,8 +49,9 @@ def load_rl_token(
     Get a frozen RL-token encoder.
 
     :param rl_token: ``"auto"`` (the shipped weights that belong to ``vla``), ``"mean"`` (no RL token: the mean of the
-        VLA's picture tokens), ``"none"`` (a single zero, for a VLA without tokens), another registered name, a
-        ``.safetensors`` path, or an encoder.
+        VLA's picture tokens), ``"mean-all"`` (of all its tokens), ``"last"`` (its last token), ``"random:auto"`` or
+        ``"random:FILE"`` (a token of this form with random weights), ``"none"`` (a single zero, for a VLA without
+        tokens), another registered name, a ``.safetensors`` path, or an encoder.
     :param vla: The VLA to use it with; its fingerprint is compared.
     :param device: Device to run on.
     :return: The encoder in evaluation mode, without gradients.
@@ -231,5 +232,10 @@ def _shipped() -> Iterator[tuple[Path, dict[str, str]]]:
 
 
 register_encoder("auto", shipped_rl_token, "the shipped RL token that belongs to the VLA")
-register_encoder("mean", "rlt_gym.rl_token.mean:mean_token", "no RL token: the mean of the VLA's picture tokens")
+register_encoder("mean", "rlt_gym.rl_token.untrained:mean_token", "no RL token: the mean of the VLA's picture tokens")
+register_encoder("mean-all", "rlt_gym.rl_token.untrained:mean_of_all", "no RL token: the mean of all tokens of the VLA")
+register_encoder("last", "rlt_gym.rl_token.untrained:last_token", "no RL token: the last token of the VLA")
+register_encoder(
+    "random:", "rlt_gym.rl_token.untrained:random_token", "random:auto or random:FILE, this RL token with random weights"
+)
 register_encoder("none", "rlt_gym.rl_token.none:no_token", "no RL token: one zero, for a VLA that gives no tokens")

@@ -37,7 +37,8 @@ class EnvConfig:
         "package.module:Class" of an allowed package (``RLT_ALLOWED_IMPORTS``)
     :param vla_kwargs: further arguments of whoever makes this VLA
     :param rl_token: RL-token encoder: "auto" (the one trained for this VLA), the path of a checkpoint, "mean"
-        (ablation: the mean of the VLA's image tokens), or "none" (a single zero, for a VLA that gives no tokens)
+        (ablation: the mean of the VLA's image tokens), "none" (a single zero, for a VLA that gives no tokens), or
+        another name or scheme of ``rlt list``
     :param assets: meshes and textures: "auto", "embedded", "official" or a folder
     :param max_episode_steps: control steps after which an episode is cut off; None: the environment's own default
     :param train_episode_steps: control steps after which a training episode is cut off, at most ``max_episode_steps``;

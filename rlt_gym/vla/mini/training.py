@@ -46,6 +46,8 @@ class TrainVLAConfig:
     :param proprio_noise: Standard deviation of noise on the normalized proprioception.
     :param held_out: Fraction of each task's demonstrations kept for the held-out loss.
     :param max_demos: Most demonstrations per task; ``None`` = all. Fewer make a weaker policy.
+    :param blind: Learn a policy that cannot see: the weights of the first convolution are zero and stay so. It shows
+        how much of a task can be solved without pictures.
     :param frame_stride: Keep one observation in this many in memory.
     :param bfloat16: Train under bfloat16 autocast; ``None`` = if ``device`` has it in hardware.
     :param threads: torch threads, ``None`` = leave as they are.
@@ -75,6 +77,7 @@ class TrainVLAConfig:
     proprio_noise: float = 0.05
     held_out: float = 0.05
     max_demos: int | None = None
+    blind: bool = False
     frame_stride: int = 1
     bfloat16: bool | None = None
     threads: int | None = 1
@@ -220,6 +223,10 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
     net = MiniVLANet(config.model)
     net.proprio_mean.copy_(torch.from_numpy(data.proprio[train_rows].mean(axis=0)))
     net.proprio_std.copy_(torch.from_numpy(data.proprio[train_rows].std(axis=0) + 1e-3))
+    if config.blind:
+        with torch.no_grad():
+            net.conv1.weight.zero_()
+        net.conv1.weight.requires_grad_(False)
     net.to(config.device)
     batches = _Batches(config, data, net, train_rows)
     head = None
@@ -289,7 +296,7 @@ def _optimize(
 ) -> dict[str, float]:
     """Run the steps, leave the averaged weights in ``net``, return smoothed losses."""
     modules: list[nn.Module] = [net] if head is None else [net, head]
-    parameters = [p for module in modules for p in module.parameters()]
+    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
     matrices, vectors = [p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.98), fused=True)

@@ -10,7 +10,7 @@ from still_env import Still
 from rlt_gym.core.episodes import EpisodeSequence
 from rlt_gym.core.single_env import SingleEnv
 from rlt_gym.rl_token.env import RLTokenVectorEnv
-from rlt_gym.rl_token.mean import MeanToken
+from rlt_gym.rl_token.untrained import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 
 N, C = 3, 4

@@ -10,7 +10,7 @@ from rlt_gym.core.in_process import InProcessVectorEnv
 from rlt_gym.core.robot_spec import Camera, ProprioPart, RobotSpec
 from rlt_gym.core.single_env import SingleEnv
 from rlt_gym.rl_token.env import RLTokenVectorEnv
-from rlt_gym.rl_token.mean import MeanToken
+from rlt_gym.rl_token.untrained import MeanToken
 from rlt_gym.testing import FakeVLA, check_vector_env
 
 C, D = 4, 7

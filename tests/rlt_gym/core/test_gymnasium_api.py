@@ -15,7 +15,7 @@ from rlt_gym.core.single_env import SingleEnv
 from rlt_gym.libero import vector_env as libero
 from rlt_gym.libero.make import make_libero
 from rlt_gym.rl_token.env import RLTokenVectorEnv
-from rlt_gym.rl_token.mean import MeanToken
+from rlt_gym.rl_token.untrained import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeRLTokenVectorEnv, FakeVLA
 
 IDS = ("LIBERO-v0", "RLToken-LIBERO-v0")

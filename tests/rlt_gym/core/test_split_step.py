@@ -9,7 +9,7 @@ from sleepy_env import SleepyVectorEnv
 from rlt_gym.core.split_step import splits_step
 from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.rl_token.env import RLTokenVectorEnv
-from rlt_gym.rl_token.mean import MeanToken
+from rlt_gym.rl_token.untrained import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 
 N, C = 3, 4

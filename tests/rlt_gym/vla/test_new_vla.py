@@ -13,7 +13,7 @@ from vla_helpers import SHIPPED_VLAS, tiny_vla
 from rlt_gym.libero.make import make_rl_token_libero_vec
 from rlt_gym.rl_token.env import RLTokenVectorEnv
 from rlt_gym.rl_token.io import ENCODERS, load_rl_token, register_encoder
-from rlt_gym.rl_token.mean import MeanToken
+from rlt_gym.rl_token.untrained import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_gym.vla import list_vlas, load_vla, register_vla, register_vla_format
 from rlt_gym.vla.registry import FORMATS, VLAS

@@ -6,7 +6,7 @@ import pytest
 import toy_env  # noqa: F401 registers the fakes
 
 from rlt_gym.rl_token.env import RLTokenVectorEnv
-from rlt_gym.rl_token.mean import MeanToken
+from rlt_gym.rl_token.untrained import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_gym.vla.success_rates import success_rates
 

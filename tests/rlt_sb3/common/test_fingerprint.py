@@ -12,7 +12,7 @@ from vla_helpers import SHIPPED_VLAS
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
 from rlt_gym.rl_token.env import RLTokenVectorEnv
 from rlt_gym.rl_token.io import frozen_fingerprint, load_rl_token, save_rl_token
-from rlt_gym.rl_token.mean import MeanToken
+from rlt_gym.rl_token.untrained import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_sb3 import GymnasiumVecEnv
 from rlt_sb3.cli.main import main

@@ -11,8 +11,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
 from rlt_gym.rl_token.env import RLTokenVectorEnv
-from rlt_gym.rl_token.io import load_rl_token
-from rlt_gym.rl_token.mean import MeanToken
+from rlt_gym.rl_token.io import load_rl_token, save_rl_token
+from rlt_gym.rl_token.untrained import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_sb3 import RLT, GymnasiumVecEnv
 
@@ -123,10 +123,44 @@ def test_mean_token_against_numpy():
     assert sum(parameter.numel() for parameter in token.parameters()) == 0
     with pytest.raises(ValueError, match="use rl_token='mean'"):
         load_rl_token(MeanToken(5), vla)
-    with pytest.raises(ValueError, match="needs the VLA whose tokens it averages"):
+    with pytest.raises(ValueError, match="needs the VLA whose tokens it reads"):
         load_rl_token("mean")
     with pytest.raises(ValueError, match="'auto', 'mean'"):
         load_rl_token(3)
+
+
+def layer_norm(rows: np.ndarray) -> np.ndarray:
+    return (rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + 1e-5)
+
+
+def test_untrained_tokens_against_numpy(tmp_path):
+    """All tokens' mean, the last valid one, and random weights that are the same each time."""
+    vla = FakeVLA(n_tokens=6, token_dim=8)
+    frames = np.random.default_rng(0).integers(0, 255, (2, 4, 8, 8, 3)).astype(np.uint8)
+    obs = {"agentview": frames[0], "wrist": frames[1], "state": np.zeros((4, 8), np.float32)}
+    output = vla.forward(obs, ["a", "b", "c", "d"])
+    output.mask[1, 4:] = output.mask[2, 5:] = False
+    output.mask[3, 1] = False  # a hole in the middle
+    rows = [row[mask] for row, mask in zip(output.tokens.numpy(), output.mask.numpy(), strict=True)]
+    mean, last = load_rl_token("mean-all", vla), load_rl_token("last", vla)
+    np.testing.assert_allclose(mean(output), layer_norm(np.stack([row.mean(0) for row in rows])), atol=1e-5)
+    np.testing.assert_allclose(last(output), layer_norm(np.stack([row[-1] for row in rows])), atol=1e-5)
+    assert len({one.fingerprint() for one in (mean, last, load_rl_token("mean", vla))}) == 3
+    assert mean.z_dim == last.z_dim == 8
+    with pytest.raises(ValueError, match="use rl_token='last'"):
+        load_rl_token(last, FakeVLA(n_tokens=6, token_dim=5))
+
+    path = tmp_path / "token.safetensors"
+    trained = RLTokenEncoder(RLTokenConfig(8, max_tokens=6, width=8, heads=1), vla.fingerprint(), "fake")
+    trained.set_statistics(th.full((8,), 0.3), th.full((8,), 2.0))
+    save_rl_token(path, trained)
+    random = load_rl_token(f"random:{path}", vla)
+    assert random.config == trained.config and random.fingerprint() != trained.fingerprint()
+    assert th.equal(random.token_mean, trained.token_mean) and th.equal(random.token_std, trained.token_std)
+    assert random.fingerprint() == load_rl_token(f"random:{path}", vla).fingerprint()
+    assert random(output).shape == (4, 8) and not th.equal(random.input.weight, trained.input.weight)
+    with pytest.raises(ValueError, match="needs the VLA whose tokens it reads"):
+        load_rl_token("random:auto")
 
 
 @pytest.mark.parametrize("rl_token", ["mean", None])

@@ -157,6 +157,22 @@ def test_training_lowers_the_loss_and_is_repeatable(tmp_path):
     assert train_vla(replace(config, steps=10)).fingerprint() == train_vla(replace(config, steps=10)).fingerprint()
 
 
+def test_a_blind_policy_learns_and_never_sees(tmp_path):
+    write_demos(tmp_path / "a.hdf5", "open the middle drawer of the cabinet", demos=6)
+    config = TrainVLAConfig(
+        [str(tmp_path)], str(tmp_path / "out.safetensors"), TINY, steps=1, batch_size=16, held_out=0.0, progress=False
+    )
+    before = train_vla(replace(config, blind=True)).provenance["train_losses"]["action"]
+    for blind in (True, False):
+        vla = train_vla(replace(config, blind=blind, steps=60))
+        assert vla.provenance["train_losses"]["action"] < 0.8 * before
+        obs = observations(2)
+        other = {**obs, "agentview": 255 - obs["agentview"], "wrist": 255 - obs["wrist"]}
+        moved = {**obs, "state": obs["state"] + 0.1}
+        chunks = [vla.forward(one, ["a", "b"]).chunk for one in (obs, other, moved)]
+        assert torch.equal(chunks[0], chunks[1]) is blind and not torch.equal(chunks[0], chunks[2])
+
+
 @pytest.mark.parametrize(
     ("kinds", "expected"), [(("official", "official"), "official"), (("official", "embedded"), None), (("", ""), None)]
 )
