@@ -236,6 +236,8 @@ register_encoder("mean", "rlt_gym.rl_token.untrained:mean_token", "no RL token: 
 register_encoder("mean-all", "rlt_gym.rl_token.untrained:mean_of_all", "no RL token: the mean of all tokens of the VLA")
 register_encoder("last", "rlt_gym.rl_token.untrained:last_token", "no RL token: the last token of the VLA")
 register_encoder(
-    "random:", "rlt_gym.rl_token.untrained:random_token", "random:auto or random:FILE, this RL token with random weights"
+    "random:",
+    "rlt_gym.rl_token.untrained:random_token",
+    "random:auto or random:FILE, this RL token with random weights",
 )
 register_encoder("none", "rlt_gym.rl_token.none:no_token", "no RL token: one zero, for a VLA that gives no tokens")

@@ -17,9 +17,9 @@ from rlt_gym.rl_token.decoder import RLTokenDecoder
 from rlt_gym.rl_token.encode_demos import EncodeDemosConfig, encode_demos
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
 from rlt_gym.rl_token.io import load_rl_token
-from rlt_gym.rl_token.untrained import MeanToken
 from rlt_gym.rl_token.pretrain import PretrainTokenConfig, pretrain_token
 from rlt_gym.rl_token.tokens import TokenCache, TokenOrigin, cache_tokens
+from rlt_gym.rl_token.untrained import MeanToken
 from rlt_gym.testing import FakeVLA
 from rlt_gym.vla import load_vla
 from rlt_gym.vla.mini import training as mini_training

@@ -152,7 +152,7 @@ def test_untrained_tokens_against_numpy(tmp_path):
 
     path = tmp_path / "token.safetensors"
     trained = RLTokenEncoder(RLTokenConfig(8, max_tokens=6, width=8, heads=1), vla.fingerprint(), "fake")
-    trained.set_statistics(th.full((8,), 0.3), th.full((8,), 2.0))
+    trained.set_statistics(th.full((8,), 0.25), th.full((8,), 2.0))
     save_rl_token(path, trained)
     random = load_rl_token(f"random:{path}", vla)
     assert random.config == trained.config and random.fingerprint() != trained.fingerprint()
