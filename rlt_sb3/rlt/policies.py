@@ -256,6 +256,8 @@ class RLTPolicy(TD3Policy):
         None: ``tau`` of RLT. A small weight (0.0015) keeps the policy from following every change of the critics
     :param actor_std: standard deviation, in units of ``action_scale``, of the chunks that the actor's loss judges: the
         paper's actor is a Gaussian of fixed width. 0: the loss judges the actor's own chunk (TD3)
+    :param gripper_flip: probability, for each chunk with noise, that the gripper does the opposite of its commands; the
+        pull is then towards the opposite where critics prefer it (:mod:`rlt_sb3.rlt.gripper`). 0: neither
     :param token_input: False: networks see ``proprio`` without ``z_rl`` (ablation)
     :param reference_input: False: the actor's network does not see ``vla_ref`` (ablation)
     :param act_with: actor that plays in rollouts and evaluation: "target", the slow copy of the actor, or "online"
@@ -292,6 +294,7 @@ class RLTPolicy(TD3Policy):
         actor_q: str = "mean",
         actor_tau: float | None = None,
         actor_std: float = 0.0,
+        gripper_flip: float = 0.02,
         token_input: bool = True,
         reference_input: bool = True,
         act_with: str = "target",
@@ -309,6 +312,7 @@ class RLTPolicy(TD3Policy):
         require("actor_q", actor_q, actor_q in ACTOR_Q, f"one of {ACTOR_Q}")
         require("actor_tau", actor_tau, actor_tau is None or 0.0 < actor_tau <= 1.0, "None (as tau) or in (0, 1]")
         require("actor_std", actor_std, isinstance(actor_std, int | float) and actor_std >= 0.0, ">= 0")
+        require("gripper_flip", gripper_flip, 0.0 <= gripper_flip <= 1.0, "in [0, 1] (a probability)")
         require("act_with", act_with, act_with in ("target", "online"), "'target' or 'online'")
         optimizer_kwargs = dict(optimizer_kwargs or {})
         if optimizer_class is th.optim.Adam and not {"fused", "foreach"} & set(optimizer_kwargs):
@@ -329,7 +333,7 @@ class RLTPolicy(TD3Policy):
         self.net_arch = net_arch if net_arch is not None else [256, 256]
         self.activation_fn = activation_fn
         self.actor_mode, self.actor_q, self.actor_tau, self.actor_std = actor_mode, actor_q, actor_tau, actor_std
-        self.token_input, self.reference_input = token_input, reference_input
+        self.gripper_flip, self.token_input, self.reference_input = gripper_flip, token_input, reference_input
         self.critic_precision, self.layer_norm = critic_precision, layer_norm
         self.act_with, self.gated = act_with, gated
         self.share_features_extractor = False
@@ -365,8 +369,8 @@ class RLTPolicy(TD3Policy):
         data = super()._get_constructor_parameters()
         del data["share_features_extractor"]
         names = (
-            "critic_precision", "layer_norm", "actor_mode", "actor_q", "actor_tau", "actor_std", "token_input",
-            "reference_input", "act_with", "gated",
+            "critic_precision", "layer_norm", "actor_mode", "actor_q", "actor_tau", "actor_std", "gripper_flip",
+            "token_input", "reference_input", "act_with", "gated",
         )  # fmt: skip
         data["n_target_critics"] = self.critic_kwargs["n_target_critics"]
         return data | {name: getattr(self, name) for name in names}

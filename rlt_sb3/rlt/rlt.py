@@ -1,4 +1,8 @@
-"""The RLT algorithm: chunked TD3 that starts at a frozen VLA and stays near it."""
+"""
+The RLT algorithm: chunked TD3 that starts at a frozen VLA and stays near it.
+
+Long because its constructor documents 33 settings; the update itself is as short as SB3's TD3.
+"""
 
 from typing import Any, ClassVar, TypeVar
 
@@ -24,6 +28,7 @@ from rlt_sb3.common.schedules import ChunkSchedule
 from rlt_sb3.common.torch_utils import AntiWindupClamp, polyak, times_per_dimension
 from rlt_sb3.common.vec_env import metadata_of
 from rlt_sb3.rlt.features import RLTFeatures, proprio_layout
+from rlt_sb3.rlt.gripper import pull_gripper, reverse_gripper
 from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy, check_spaces
 from rlt_sb3.rlt.settings import check_values
 
@@ -195,6 +200,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self.reference_dropout = reference_dropout
         self.exploration_std = exploration_std
         self.correction_range = correction_range
+        self.gripper: int | None = None  # place of its command in an action, if the environment's robot has one
         self.action_scale = action_scale
         self._measured_unit: list[float] | None = None  # with action_scale="auto"
         self.critic_warmup_updates = critic_warmup_updates
@@ -216,7 +222,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         check_values(self)
         if self.q_bounds is not None:
             self.q_bounds = (float(self.q_bounds[0]), float(self.q_bounds[1]))  # load() and YAML give lists
-        self._describe_proprio()
+        self._describe_robot()
         if self.replay_buffer_class is None:
             self.replay_buffer_class = ChunkReplayBuffer
         if self.replay_buffer is None:
@@ -233,9 +239,11 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         super()._setup_model()
         self.n_steps = n_steps
 
-    def _describe_proprio(self) -> None:
-        """Store the layout of ``proprio``, which the environment's robot describes, in ``policy_kwargs``."""
+    def _describe_robot(self) -> None:
+        """Store what the environment's robot says: the place of the gripper, and the layout of ``proprio``."""
         robot = metadata_of(self.env).get("robot")
+        if robot is not None:
+            self.gripper = getattr(robot, "gripper_index", None)
         given = self.policy_kwargs.get("features_extractor_kwargs") or {}
         takes = issubclass(self.policy_kwargs.get("features_extractor_class", RLTFeatures), RLTFeatures)
         if robot is not None and takes and given.get("proprio_norm", "auto") == "auto":
@@ -295,6 +303,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             noise = noise + action_noise()
         noisy = np.ones(n_envs, dtype=bool) if self.gate is None else ~self.gate.noise_free
         chunk[noisy] = np.clip(reference + correction + noise, -1.0, 1.0)[noisy]
+        if self.gripper is not None and self.policy.gripper_flip > 0.0:
+            reverse_gripper(chunk, self.gripper, noisy & (np.random.random(n_envs) < self.policy.gripper_flip))
         return chunk, chunk.copy()
 
     # ---------------------------------------------------------------- updates
@@ -338,7 +348,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             loss = th.stack(critic_stats)[:, 0].mean().item()
             self.logger.record_mean("train/td_error", (loss / self.critic.n_critics) ** 0.5)
         if actor_stats:
-            actor_names = ("actor_loss", "actor_q", "bc_loss", "bc_distance", "bc_coef", "successful_rows")
+            actor_names = (
+                "actor_loss", "actor_q", "bc_loss", "bc_distance", "bc_coef", "successful_rows", "gripper_reversed"
+            )  # fmt: skip
             for name, value in zip(actor_names, th.stack(actor_stats).mean(0).tolist(), strict=True):
                 self.logger.record_mean(f"train/{name}", value)
 
@@ -389,8 +401,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
         :param batch: rows
         :param follow_q: False leaves only the pull towards the VLA's chunks
-        :return: loss, mean Q, mean squared distance to the VLA's chunks in units of ``action_scale``, mean distance per
-            sample (norm over C*d, no units), the pull's weight, share of the rows that belong to successful episodes
+        :return: loss, mean Q, mean squared distance to what pulls in units of ``action_scale``, mean distance per
+            sample (norm over C*d, no units), the pull's weight, share of the rows that belong to successful episodes,
+            share of the rows in which the pull reverses the gripper
         """
         observations = batch.observations
         bc_target = batch.bc_target  # vla_ref; where someone else chose the action, the executed action
@@ -398,6 +411,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         if self.reference_dropout > 0.0:
             keep = (th.rand(len(bc_target), 1, device=self.device) >= self.reference_dropout).float()
         actions = self.actor(observations, keep)
+        if follow_q and self.gripper is not None and self.policy.gripper_flip > 0.0:
+            bc_target = pull_gripper(self.critic, observations, actions, bc_target, self.gripper)
         difference = actions - bc_target
         squared = times_per_dimension(difference, 1.0 / self.action_unit).pow(2)
         # reference dropout does not change the target of the pull
@@ -426,7 +441,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self.actor.optimizer.step()
         with th.no_grad():
             distance, weight = difference.norm(dim=1).mean(), th.tensor(bc_coef, device=self.device)
-            return th.stack([loss, actor_q, bc_loss, distance, weight, batch.successful.mean()])
+            moved = (bc_target != batch.bc_target).any(1).float().mean()
+            return th.stack([loss, actor_q, bc_loss, distance, weight, batch.successful.mean(), moved])
 
     # ---------------------------------------------------------------- entry points
 

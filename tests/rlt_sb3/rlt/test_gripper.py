@@ -1,0 +1,112 @@
+"""The gripper's command: reversed in a few chunks with noise, and learned where critics prefer the opposite."""
+
+import numpy as np
+import pytest
+import torch as th
+from rlt_models import Numpy, make_model, oracle_model, to_numpy
+
+from rlt_sb3 import RLT
+from rlt_sb3.rlt.gripper import MARGIN, pull_gripper, reverse_gripper
+
+GRIPPER = 6
+
+
+def test_whole_chunks_are_reversed():
+    chunks = np.random.default_rng(0).uniform(-1, 1, (4, 8, 7)).astype(np.float32)
+    chunks[:, :, GRIPPER] = np.array([[1.0] * 8, [-1.0] * 8, [-1.0] * 3 + [0.9] * 5, [1.0] * 8])
+    before = chunks.copy()
+    reverse_gripper(chunks, GRIPPER, np.array([True, True, True, False]))
+    assert chunks[:3, :, GRIPPER].tolist() == [[-1.0] * 8, [1.0] * 8, [-1.0] * 8]
+    assert np.array_equal(chunks[3], before[3]) and np.array_equal(chunks[..., :GRIPPER], before[..., :GRIPPER])
+
+
+def test_only_chunks_with_noise_are_reversed():
+    """A share of them; trials, the baseline and robots without a gripper never."""
+
+    def reversed_share(flip, gate=False, without_gripper=False):
+        kwargs = {"gripper_flip": flip}
+        model = make_model(num_envs=50, learning_starts=1, exploration_std=0.0, gate=gate, policy_kwargs=kwargs)
+        assert model.gripper == GRIPPER
+        model.gripper = None if without_gripper else GRIPPER
+        model._setup_learn(1)
+        model._last_obs["vla_ref"][:] = 0.5
+        played = np.concatenate([model._sample_action(0, None, 50)[0] for _ in range(60)])
+        moved = (played != 0.5).reshape(len(played), -1, 7).any(1)
+        assert not moved[:, :GRIPPER].any()
+        assert (played[moved[:, GRIPPER], :, GRIPPER] == -1.0).all()
+        return moved[:, GRIPPER].mean()
+
+    assert reversed_share(0.1) == pytest.approx(0.1, abs=0.02)
+    assert reversed_share(1.0) == 1.0
+    assert reversed_share(0.0) == reversed_share(1.0, without_gripper=True) == 0.0
+    assert reversed_share(1.0, gate={"share": 1.0, "window": 100}) == 0.0  # all of them are the VLA's baseline
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_the_pull_is_reversed_where_critics_prefer_it_against_numpy(foreign):
+    model, batch = oracle_model()
+    weights = model.critic.ensemble.weights[0]  # (members, inputs, width): the chunk comes last
+    with th.no_grad():  # members that agree on what the gripper's command is worth
+        weights[:] = weights[:1] + 0.1 * (weights - weights[:1])
+        weights[:, -4 * 7 + GRIPPER :: 7] *= 5.0
+        for name, others in model.critic.ensemble.named_parameters():
+            if name != "weights.0":
+                others[:] = others[:1] + 0.02 * (others - others[:1])
+    oracle = Numpy(model)
+    obs, _, _ = to_numpy(batch)
+    reference = obs["vla_ref"]
+    target = batch.observations["vla_ref"].flatten(1)
+    if foreign:  # someone else has chosen the chunks of the even rows
+        target = target.clone()
+        target[::2] += 0.25
+    actions = model.actor(batch.observations)
+    found = pull_gripper(model.critic, batch.observations, actions, target, GRIPPER).numpy().reshape(reference.shape)
+    expected = target.numpy().reshape(reference.shape).copy()
+    own = actions.detach().double().numpy().reshape(reference.shape).copy()
+    own[..., GRIPPER] = reference[..., GRIPPER]
+    opposite = own.copy()
+    command = np.where(reference[..., GRIPPER].mean(1) > 0, -1.0, 1.0)
+    opposite[..., GRIPPER] = command[:, None]
+    flat = (len(own), -1)
+    gain = oracle.q("critic", obs, opposite.reshape(flat)).min(0) - oracle.q("critic", obs, own.reshape(flat)).mean(0)
+    better = gain > MARGIN
+    assert 0 < better.sum() < len(better) and np.abs(gain - MARGIN).min() > 1e-4
+    if foreign:
+        better[::2] = False
+    expected[better, :, GRIPPER] = command[better, None]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_the_actor_learns_to_reverse_the_gripper():
+    """Critics that like the opposite of the VLA's command where z_rl is positive; nothing else is worth anything."""
+    model = make_model(num_envs=2, learning_rate=3e-3, bc_coef=15.0, policy_kwargs={"gripper_flip": 0.02})
+    model.learn(200)
+    model.critic.q_values = lambda obs, actions, members=None: (
+        -0.25 * actions.view(len(actions), -1, 7)[..., GRIPPER].mean(1) * (obs["z_rl"][:, 0] > 0)
+    ).expand(3, -1)
+    model.critic.actor_q = lambda obs, actions: model.critic.q_values(obs, actions).mean(0)
+    for flip in (0.0, 0.02):
+        model.policy.gripper_flip = flip
+        rng = np.random.default_rng(0)
+        for _ in range(300):
+            batch = model.replay_buffer.sample(64)
+            batch.observations.pop("features", None)
+            batch.observations["z_rl"] = th.as_tensor(rng.normal(size=batch.observations["z_rl"].shape)).float()
+            batch.observations["vla_ref"][..., GRIPPER] = 1.0
+            batch.bc_target.view_as(batch.observations["vla_ref"])[..., GRIPPER] = 1.0
+            model._update_actor(batch)
+        chunks = model.actor(batch.observations).detach().view_as(batch.observations["vla_ref"])
+        wants = batch.observations["z_rl"][:, 0] > 0
+        opened = (chunks[..., GRIPPER] < 0).float().mean(1)
+        if flip == 0.0:
+            assert opened.max() == 0.0  # the pull forbids it
+    assert opened[wants].mean() > 0.8 and opened[~wants].mean() < 0.2
+
+
+def test_the_share_is_kept_in_files(tmp_path):
+    model = make_model(policy_kwargs={"gripper_flip": 0.3})
+    model.save(tmp_path / "model.zip")
+    loaded = RLT.load(tmp_path / "model.zip")
+    assert loaded.policy.gripper_flip == 0.3 and loaded.gripper == GRIPPER
+    with pytest.raises(ValueError, match=r"gripper_flip must be in \[0, 1\]"):
+        make_model(policy_kwargs={"gripper_flip": 2.0})
