@@ -292,7 +292,10 @@ def test_an_encoder_of_ones_own():
         np.testing.assert_array_equal(obs["z_rl"], obs["proprio"])
     with pytest.raises(ValueError, match="other width"):
         load_rl_token("first", FakeVLA())
-    with pytest.raises(ValueError, match="'frist': allowed are 'auto', 'mean', 'mean-all', 'last', 'random:', 'none', 'first', the path"):
+    with pytest.raises(
+        ValueError,
+        match="'frist': allowed are 'auto', 'mean', 'mean-all', 'last', 'random:', 'none', 'first', the path",
+    ):
         load_rl_token("frist", vla)
     with pytest.raises(ValueError, match=r"rl_token is a ToyVLA; .* it lacks z_dim, check_vla, __call__"):
         load_rl_token(vla, vla)
