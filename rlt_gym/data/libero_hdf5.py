@@ -90,6 +90,8 @@ class DemoWriter:
         length = len(actions)
         _check_rows(actions, (length, ACTION_SIZE), "actions")
         _check_rows(proprio, (length, STATE_SIZE), "proprio")
+        if intervention is not None:
+            _check_rows(intervention, (length,), "intervention")
         for name, frames in (("agentview", agentview), ("wrist", wrist)):
             if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[0] != length or frames.shape[3] != 3:
                 raise ValueError(f"{name} is {frames.dtype} {frames.shape}; it must be uint8 ({length}, H, W, 3).")
@@ -107,7 +109,6 @@ class DemoWriter:
                 raise ValueError(f"object_positions is {object_positions.shape}; it must be ({length}, n_obj, 3).")
             group.create_dataset("object_positions", data=np.asarray(object_positions, dtype=np.float32))
         if intervention is not None:
-            _check_rows(intervention, (length,), "intervention")
             group.create_dataset("intervention", data=np.asarray(intervention, dtype=bool))
         for key, value in {
             "num_samples": length,
