@@ -109,7 +109,7 @@ def test_labels_of_rollouts(tmp_path):
     """Who chose each action, and which episodes failed; a file without labels says that nobody took over."""
     rows = {"agentview": np.zeros((5, 16, 16, 3), np.uint8), "wrist": np.zeros((5, 16, 16, 3), np.uint8)}
     rows |= {"actions": np.zeros((5, 7)), "proprio": np.zeros((5, 8))}
-    taken = np.array([False, True, True, False, True])
+    taken = np.array([False, True, False, True, True])
     with DemoWriter(tmp_path / "a.hdf5", "task") as writer:
         writer.add(**rows, success=False, intervention=taken)
         writer.add(**rows)
@@ -118,6 +118,6 @@ def test_labels_of_rollouts(tmp_path):
     with DemoFile(tmp_path / "a.hdf5") as file:
         assert file[0].intervention.tolist() == taken.tolist() and file[1].intervention is None
     reader = DemoReader(tmp_path / "a.hdf5", stride=2, successes_only=False)
-    assert reader.rows.intervention.tolist() == [False, True, True, False, False, False]
+    assert reader.rows.intervention.tolist() == [False, False, True, False, False, False]
     assert reader.rows.success.tolist() == [False] * 3 + [True] * 3 and reader.failures == 1
     assert DemoReader(tmp_path / "a.hdf5").rows.intervention.tolist() == [False] * 5
