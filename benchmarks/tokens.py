@@ -40,7 +40,8 @@ def rows_of(count: int) -> DemoRows:
         proprio=np.zeros((count, 8), np.float32), actions=np.zeros((count, 7), np.float32),
         action_row=np.arange(count), action_end=np.minimum(np.arange(count) - step + 50, count),
         task=np.zeros(count, np.int64), demo=np.arange(count) // 50, step=step, success=np.ones(count, bool),
-        object_positions=np.zeros((count, 0, 3), np.float32), instructions=["made up"], files={"made up": count // 50},
+        intervention=np.zeros(count, bool), object_positions=np.zeros((count, 0, 3), np.float32),
+        instructions=["made up"], files={"made up": count // 50},
     )  # fmt: skip
 
 

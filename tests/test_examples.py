@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -57,6 +58,40 @@ def test_example(path, tmp_path):
     for line, pattern in zip(printed, lines, strict=True):
         assert re.fullmatch(pattern, line), line
     assert sorted(file.name for file in tmp_path.iterdir()) == files
+
+
+def parsed(line):
+    """The command line of ``rlt``, as the command reads it."""
+    command, *arguments = shlex.split(line, comments=True)[1:]
+    return command, parse(command, arguments)
+
+
+@pytest.mark.parametrize("quick", ["", "1"])
+def test_distillation_names_settings_that_exist(quick, tmp_path):
+    """The script with an ``rlt`` that writes its arguments down; each command uses what the one before wrote."""
+    (tmp_path / "rlt").write_text(f"#!/bin/sh\nprintf 'rlt %s\\n' \"$*\" >> {tmp_path / 'lines'}\n")
+    (tmp_path / "rlt").chmod(0o755)
+    (tmp_path / "out" / "practice").mkdir(parents=True)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "QUICK": quick}
+    script = str(ROOT / "examples" / "distill.sh")
+    subprocess.run(["bash", script, str(tmp_path / "out")], env=environment, cwd=tmp_path, check=True, timeout=60)
+    names, settings = zip(*map(parsed, (tmp_path / "lines").read_text().splitlines()), strict=True)
+    assert names == ("train", "collect", "train-vla", "eval", "eval", "compare")
+    practice, rollouts, tuning, before, after, compared = settings
+    assert rollouts.policy == str(Path(practice.out) / practice.name) and rollouts.successes_only
+    assert tuning.demos == [rollouts.out] and tuning.init == before.vla == "mini" and after.vla == tuning.output
+    assert practice.env.task_ids == before.tasks == after.tasks == [1] and before.suites == [practice.env.suite]
+    assert list(vars(compared).values())[:2] == [before.out, after.out]
+
+
+def test_commands_of_the_page_on_distillation(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    page = (ROOT / "docs/guide/distillation.md").read_text()
+    lines = re.findall(r"^rlt .*$", page, flags=re.M)
+    assert len(lines) == 12
+    for line in lines:
+        parsed(line)
 
 
 def train_shortened(config, out):

@@ -52,6 +52,8 @@ class DemoRows:
     :param demo: int64 (R,), number of the row's demonstration, counted over all files.
     :param step: int64 (R,), control step of the observation in its demonstration.
     :param success: bool (R,), whether the row's demonstration solved its task.
+    :param intervention: bool (R,), whether someone took over from the policy at this control step; false where nobody
+        said it.
     :param object_positions: float32 (R, n, 3), NaN where a file has fewer objects or none.
     :param instructions: One per file, and one per task of a dataset.
     :param files: Name and number of demonstrations of each file or task of a dataset.
@@ -65,6 +67,7 @@ class DemoRows:
     demo: np.ndarray
     step: np.ndarray
     success: np.ndarray
+    intervention: np.ndarray
     object_positions: np.ndarray
     instructions: list[str]
     files: dict[str, int]
@@ -159,6 +162,11 @@ class DemoReader:
         return islice(chosen, self.max_demos)
 
     @cached_property
+    def failures(self) -> int:
+        """Number of demonstrations in all files that did not solve their task."""
+        return sum(not _succeeded(demo) for source in self.sources for demo in source.demos())
+
+    @cached_property
     def edge(self) -> int:
         """
         Height in pixels of the first demonstration's frames.
@@ -184,7 +192,8 @@ class DemoReader:
         columns: dict[str, list[np.ndarray]] = {
             key: []
             for key in (
-                "proprio", "actions", "action_row", "action_end", "task", "demo", "step", "success", "object_positions",
+                "proprio", "actions", "action_row", "action_end", "task", "demo", "step", "success", "intervention",
+                "object_positions",
             )
         }  # fmt: skip
         files: dict[str, int] = {}
@@ -206,6 +215,8 @@ class DemoReader:
                 columns["demo"].append(np.full(len(steps), num_demos))
                 columns["step"].append(steps)
                 columns["success"].append(np.full(len(steps), _succeeded(demo)))
+                taken = demo.intervention
+                columns["intervention"].append(np.zeros(len(steps), bool) if taken is None else taken[steps])
                 num_demos += 1
                 num_actions += length
             name = source.name if source.number is None else f"{source.name}: {source.instruction}"

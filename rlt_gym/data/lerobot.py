@@ -176,6 +176,11 @@ class LeRobotDemo:
         return None
 
     @property
+    def intervention(self) -> None:
+        """Not in such datasets."""
+        return None
+
+    @property
     def frame_shape(self) -> tuple[int, int]:
         """Height and width of the frames in pixels."""
         feature = self.folder.info["features"][self.folder.columns["agentview"]]

@@ -4,7 +4,8 @@ Demonstrations on disk: LIBERO's (robomimic's) own HDF5 layout, so that official
 One file per task. ``data.attrs["problem_info"]`` is JSON with ``language_instruction``, ``data.attrs["env_args"]`` is
 JSON. Each ``data/demo_i`` has ``actions (T, 7)`` and ``obs/`` with ``agentview_rgb``, ``eye_in_hand_rgb``,
 ``ee_states`` and ``gripper_states``; row ``t`` is the observation *before* action ``t``.
-``object_positions (T, n_obj, 3)`` is ours (targets of auxiliary losses and probes), not in official files.
+Ours, and not in official files, are ``object_positions (T, n_obj, 3)`` (targets of auxiliary losses and probes), the
+attribute ``success`` and, in rollouts, ``intervention (T,)``: true where someone else than the policy chose the action.
 """
 
 import glob
@@ -67,6 +68,7 @@ class DemoWriter:
         proprio: np.ndarray,
         object_positions: np.ndarray | None = None,
         success: bool = True,
+        intervention: np.ndarray | None = None,
         init_index: int = -1,
         **attrs: Any,
     ) -> str:
@@ -79,6 +81,7 @@ class DemoWriter:
         :param proprio: Eef position (m), axis-angle (rad), gripper qpos: float (T, 8).
         :param object_positions: World positions (m), float (T, n_obj, 3).
         :param success: Whether the episode ended in success.
+        :param intervention: Whether someone else than the policy chose the action, bool (T,); ``None`` = not said.
         :param init_index: Index of the initial placement.
         :param attrs: Further attributes of the demonstration's group.
         :return: The group's name (``demo_i``).
@@ -87,6 +90,8 @@ class DemoWriter:
         length = len(actions)
         _check_rows(actions, (length, ACTION_SIZE), "actions")
         _check_rows(proprio, (length, STATE_SIZE), "proprio")
+        if intervention is not None:
+            _check_rows(intervention, (length,), "intervention")
         for name, frames in (("agentview", agentview), ("wrist", wrist)):
             if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[0] != length or frames.shape[3] != 3:
                 raise ValueError(f"{name} is {frames.dtype} {frames.shape}; it must be uint8 ({length}, H, W, 3).")
@@ -103,6 +108,8 @@ class DemoWriter:
             if object_positions.ndim != 3 or object_positions.shape[0] != length or object_positions.shape[2] != 3:
                 raise ValueError(f"object_positions is {object_positions.shape}; it must be ({length}, n_obj, 3).")
             group.create_dataset("object_positions", data=np.asarray(object_positions, dtype=np.float32))
+        if intervention is not None:
+            group.create_dataset("intervention", data=np.asarray(intervention, dtype=bool))
         for key, value in {
             "num_samples": length,
             "success": bool(success),
@@ -186,6 +193,11 @@ class Demo:
     def object_positions(self) -> np.ndarray | None:
         """World positions, float32 (T, n_obj, 3), or ``None`` in official files."""
         return np.asarray(self.group["object_positions"]) if "object_positions" in self.group else None
+
+    @property
+    def intervention(self) -> np.ndarray | None:
+        """Whether someone else than the policy chose the action, bool (T,), or ``None`` where nobody said it."""
+        return np.asarray(self.group["intervention"]) if "intervention" in self.group else None
 
     @property
     def frame_shape(self) -> tuple[int, int]:

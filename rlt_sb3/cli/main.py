@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 COMMANDS = {
     "collect": (
         "rlt_gym.libero.collect:CollectConfig",
-        "rlt_gym.libero.collect:collect",
-        "write demonstrations of the scripted expert",
+        "rlt_sb3.experiment.collect:collect",
+        "write demonstrations of the scripted expert, or rollouts of a VLA or of a run",
     ),
     "export-lerobot": (
         "rlt_gym.data.lerobot_writer:ExportLeRobotConfig",

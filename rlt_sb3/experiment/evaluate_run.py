@@ -101,7 +101,7 @@ def _play(
     :return: outcomes, and which frozen weights the environment has
     """
     policies: dict[str, str | Predictor] = {
-        label: "vla" if file is None else _load(settings.algorithm, file, config.device or "cpu")
+        label: "vla" if file is None else load_predictor(settings.algorithm, file, config.device or "cpu")
         for label, (_, file) in models.items()
     }
     env = make_env(settings.env, split, settings.seed)
@@ -158,7 +158,16 @@ def _models(config: EvalConfig, run: Path, settings: TrainConfig) -> Models:
     return {label: (f"{title} ({label})", path)}
 
 
-def _load(algorithm: str, path: Path, device: str) -> Predictor:
+def load_predictor(algorithm: str, path: Path, device: str) -> Predictor:
+    """
+    Load a model for playing; call this before simulators start.
+
+    :param algorithm: of the run
+    :param path: a saved model
+    :param device: torch device
+    :return: a model whose ``predict`` gives chunks (N, C, d)
+    :raises ValueError: if the file is no model of this algorithm
+    """
     import torch
 
     # See rlt_sb3.experiment.train: before any software OpenGL.

@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rlt_gym.core.training import has_bfloat16, warmup_cosine
 from rlt_gym.data.demo_set import DemoReader, DemoSet, load_demo_set
 from rlt_gym.data.sources import demo_sources
 from rlt_gym.vla.mini.model import MiniVLA, MiniVLAConfig, MiniVLANet, normalize_frames
+from rlt_gym.vla.registry import load_vla
 
 
 @dataclass
@@ -28,6 +29,8 @@ class TrainVLAConfig:
 
     :param demos: Demonstration files, glob patterns or folders, one file per task; folders of LeRobot datasets.
     :param output: ``.safetensors`` file to write; provenance goes beside it with suffix ``.json``.
+    :param init: MiniVLA to go on from (fine-tuning), a name of ``rlt list`` or a file. Its architecture and its
+        normalization of proprioception are kept, whatever ``demos`` are. ``None`` = train from scratch.
     :param model: Architecture.
     :param steps: Gradient steps.
     :param minutes: Wall-clock budget; the learning-rate schedule follows whichever of the two is nearer its end, so
@@ -61,6 +64,7 @@ class TrainVLAConfig:
 
     demos: list[str] = field(default_factory=list)
     output: str = "mini_vla.safetensors"
+    init: str | None = None
     model: MiniVLAConfig = field(default_factory=MiniVLAConfig)
     steps: int = 4000
     minutes: float | None = None
@@ -205,24 +209,34 @@ def _row_stream(rows: np.ndarray, batch_size: int, rng: np.random.Generator) -> 
 
 def train_vla(config: TrainVLAConfig) -> MiniVLA:
     """
-    Train a MiniVLA on demonstrations and write it.
+    Train a MiniVLA on demonstrations and write it. Demonstrations and rollouts that failed are left out.
 
     :param config: What to do.
     :return: The frozen policy as read back from ``config.output``.
-    :raises ValueError: If demonstrations are missing or damaged, or the training diverges.
+    :raises ValueError: If demonstrations are missing or damaged, ``init`` is no MiniVLA or fits neither them nor
+        ``model``, or the training diverges.
     """
     import torch._dynamo
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     began = time.monotonic()
+    start = None if config.init is None else _start(config)
+    if start is not None:
+        config = replace(config, model=start.config)
+    reader = DemoReader(config.demos)
+    if reader.failures and config.progress:
+        print(f"{reader.failures} episodes failed and are left out")
     data = load_demo_set(config.demos, config.model.image_size, config.max_demos, config.frame_stride)
     train_rows, held_rows = data.split(config.held_out, config.seed)
     torch.manual_seed(config.seed)
     rng = np.random.default_rng(config.seed)
     net = MiniVLANet(config.model)
-    net.proprio_mean.copy_(torch.from_numpy(data.proprio[train_rows].mean(axis=0)))
-    net.proprio_std.copy_(torch.from_numpy(data.proprio[train_rows].std(axis=0) + 1e-3))
+    if start is not None:
+        net.load_state_dict(start.net.state_dict())
+    else:
+        net.proprio_mean.copy_(torch.from_numpy(data.proprio[train_rows].mean(axis=0)))
+        net.proprio_std.copy_(torch.from_numpy(data.proprio[train_rows].std(axis=0) + 1e-3))
     if config.blind:
         with torch.no_grad():
             net.conv1.weight.zero_()
@@ -240,10 +254,12 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
         "kind": "mini_vla",
         "config": asdict(config),
         "git_commit": git_commit(),
+        "init": None if start is None else {"vla": config.init, "fingerprint": start.fingerprint()},
         "demos": data.files,
+        "failures_left_out": reader.failures,
         "assets": _said(config, "assets"),
         "render": _said(config, "render"),
-        "frame_size": DemoReader(config.demos).edge,
+        "frame_size": reader.edge,
         "instructions": data.instructions,
         "rows": {"train": len(train_rows), "held_out": len(held_rows)},
         "parameters": sum(p.numel() for p in net.parameters()),
@@ -267,6 +283,24 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
     return MiniVLA.load(config.output)
 
 
+def _start(config: TrainVLAConfig) -> MiniVLA:
+    """Load the MiniVLA to go on from, and refuse one that fits neither the demonstrations nor the architecture."""
+    assert config.init is not None
+    start = load_vla(config.init)
+    if not isinstance(start, MiniVLA):
+        raise ValueError(
+            f"init is {config.init!r}, a {type(start).__name__}; rlt train-vla goes on from a MiniVLA only."
+        )
+    if config.model not in (MiniVLAConfig(), start.config):
+        raise ValueError(f"init {config.init!r} has the architecture {start.config}, and model asks for another one.")
+    for source in demo_sources(config.demos):
+        try:
+            start.spec.check_render(source.made.get("render"))
+        except ValueError as error:
+            raise ValueError(f"{source.name} has other pictures than init {config.init!r}: {error}") from error
+    return start
+
+
 def _said(config: TrainVLAConfig, setting: str) -> str | None:
     """Return a setting with which all demonstrations were collected, ``None`` if it is unknown or they differ."""
     values = {source.made.get(setting) for source in demo_sources(config.demos)}
@@ -277,8 +311,9 @@ def _success_rates(config: TrainVLAConfig) -> dict[str, Any]:
     from rlt_gym.vla.success_rates import success_rates
 
     played: dict[str, Any] = {"split": "selection"}
-    for source in demo_sources(config.demos):
-        suite, task_id = source.made["suite"], source.made["task_id"]
+    # demonstrations and rollouts of a task may lie in several files
+    tasks = dict.fromkeys((source.made["suite"], source.made["task_id"]) for source in demo_sources(config.demos))
+    for suite, task_id in tasks:
         vla = MiniVLA.load(config.output)
         played |= success_rates(
             vla, suite, [task_id], config.eval_states, assets=config.assets, progress=config.progress

@@ -9,7 +9,7 @@ import pytest
 from vla_helpers import write_demos
 
 from rlt_gym.core.files import atomic_write
-from rlt_gym.data.demo_set import load_demo_set, resize_frames
+from rlt_gym.data.demo_set import DemoReader, load_demo_set, resize_frames
 from rlt_gym.data.libero_hdf5 import DemoFile, DemoWriter
 
 
@@ -103,3 +103,21 @@ def test_errors_name_the_file(tmp_path):
         file["x"] = 1
     with pytest.raises(ValueError, match=r"other\.hdf5 is not in LIBERO's"):
         load_demo_set(tmp_path / "other.hdf5")
+
+
+def test_labels_of_rollouts(tmp_path):
+    """Who chose each action, and which episodes failed; a file without labels says that nobody took over."""
+    rows = {"agentview": np.zeros((5, 16, 16, 3), np.uint8), "wrist": np.zeros((5, 16, 16, 3), np.uint8)}
+    rows |= {"actions": np.zeros((5, 7)), "proprio": np.zeros((5, 8))}
+    taken = np.array([False, True, False, True, True])
+    with DemoWriter(tmp_path / "a.hdf5", "task") as writer:
+        writer.add(**rows, success=False, intervention=taken)
+        writer.add(**rows)
+        with pytest.raises(ValueError, match=r"intervention has shape \(4,\); it must be finite with shape \(5,\)"):
+            writer.add(**rows, intervention=taken[:4])
+    with DemoFile(tmp_path / "a.hdf5") as file:
+        assert file[0].intervention.tolist() == taken.tolist() and file[1].intervention is None
+    reader = DemoReader(tmp_path / "a.hdf5", stride=2, successes_only=False)
+    assert reader.rows.intervention.tolist() == [False, False, True, False, False, False]
+    assert reader.rows.success.tolist() == [False] * 3 + [True] * 3 and reader.failures == 1
+    assert DemoReader(tmp_path / "a.hdf5").rows.intervention.tolist() == [False] * 5

@@ -229,7 +229,7 @@ def test_tokens_that_do_not_fit_are_told_before_they_fill_the_memory(config):
 
 
 def token_cache(tokens, mask):
-    rows = DemoRows(*[np.zeros(len(tokens))] * 9, [], {})
+    rows = DemoRows(*[np.zeros(len(tokens))] * 10, [], {})
     origin = TokenOrigin("vla", "0", tokens.shape[2], ("all",), None)
     return TokenCache(origin, rows, torch.as_tensor(tokens), torch.as_tensor(mask))
 

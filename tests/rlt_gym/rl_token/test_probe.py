@@ -39,7 +39,8 @@ def demo_rows(episodes=12, length=20, tasks=2, failures=0, objects=2, seed=0):
     return DemoRows(
         proprio=rng.normal(size=(len(demo), 8)).astype(np.float32), actions=actions, action_row=np.arange(len(demo)),
         action_end=(demo + 1) * length, task=task, demo=demo, step=step, success=demo >= failures,
-        object_positions=positions, instructions=[f"task {i}" for i in range(tasks)], files={"a": episodes},
+        intervention=np.zeros(len(demo), bool), object_positions=positions,
+        instructions=[f"task {i}" for i in range(tasks)], files={"a": episodes},
     )  # fmt: skip
 
 

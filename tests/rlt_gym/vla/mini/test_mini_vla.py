@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,3 +192,46 @@ def test_train_config_is_checked():
         TrainVLAConfig(output="x.pt")
     with pytest.raises(ValueError, match="held_out"):
         TrainVLAConfig(held_out=1.0)
+
+
+@pytest.fixture
+def fine_tuning(tmp_path):
+    """Demonstrations whose hand is elsewhere than in the training of the VLA, and one that failed."""
+    vla = tiny_vla(3)
+    with torch.no_grad():
+        vla.net.proprio_mean.fill_(0.7)
+        vla.net.proprio_std.fill_(1.3)
+    vla.provenance["assets"] = "official"
+    vla.save(tmp_path / "old.safetensors")
+    write_demos(tmp_path / "demos" / "good.hdf5", "put the bowl on the stove", demos=6, render="fast")
+    write_demos(tmp_path / "demos" / "bad.hdf5", "put the bowl on the plate", demos=3, success=False, render="fast")
+    write_demos(tmp_path / "demos" / "more.hdf5", "put the bowl on the plate", demos=2, seed=1, render="fast")
+    return TrainVLAConfig(
+        demos=[str(tmp_path / "demos")], output=str(tmp_path / "new.safetensors"), batch_size=16, held_out=0.0,
+        init=str(tmp_path / "old.safetensors"), steps=1, warmup_steps=1, ema_decay=0.5,
+    )  # fmt: skip
+
+
+def test_fine_tuning_goes_on_from_the_weights_and_leaves_failures_out(fine_tuning, capsys):
+    old = MiniVLA.load(fine_tuning.init)
+    same = train_vla(replace(fine_tuning, learning_rate=0.0, weight_decay=0.0))
+    assert same.fingerprint() == old.fingerprint() and same.config == TINY
+    assert "3 episodes failed and are left out" in capsys.readouterr().out
+    new = train_vla(replace(fine_tuning, steps=80, progress=False))
+    assert new.fingerprint() != old.fingerprint()
+    for name in ("proprio_mean", "proprio_std"):
+        assert torch.equal(getattr(new.net, name), getattr(old.net, name)), name
+    record = new.provenance
+    assert record["init"] == {"vla": fine_tuning.init, "fingerprint": old.fingerprint()}
+    assert record["demos"] == {"bad.hdf5": 0, "good.hdf5": 6, "more.hdf5": 2} and record["failures_left_out"] == 3
+    assert record["train_losses"]["action"] < 0.9 * same.provenance["train_losses"]["action"]
+
+
+def test_fine_tuning_of_what_does_not_fit(fine_tuning):
+    with pytest.raises(ValueError, match=r"the architecture MiniVLAConfig.* asks for another"):
+        train_vla(replace(fine_tuning, model=replace(TINY, layers=2)))
+    with pytest.raises(ValueError, match="Unknown VLA 'maxi'"):
+        train_vla(replace(fine_tuning, init="maxi"))
+    write_demos(Path(fine_tuning.demos[0]) / "other.hdf5", "put the bowl on the stove", demos=2, render="exact")
+    with pytest.raises(ValueError, match=r"other\.hdf5 has other pictures than init"):
+        train_vla(fine_tuning)
