@@ -257,8 +257,8 @@ class RLTPolicy(TD3Policy):
     :param actor_std: standard deviation, in units of ``action_scale``, of the chunks that the actor's loss judges: the
         paper's actor is a Gaussian of fixed width. 0: the loss judges the actor's own chunk (TD3)
     :param gripper_flip: probability, for each chunk with noise, that the gripper does the opposite of its commands; the
-        pull is then towards the opposite where critics prefer it. 0 switches both off, see
-        :func:`~rlt_sb3.rlt.gripper.pull_gripper`
+        pull is then towards the opposite where critics prefer it (:func:`~rlt_sb3.rlt.gripper.pull_gripper`). 0.02 is
+        for a VLA that does not let go, or does not grasp. 0: neither
     :param token_input: False: networks see ``proprio`` without ``z_rl`` (ablation)
     :param reference_input: False: the actor's network does not see ``vla_ref`` (ablation)
     :param act_with: actor that plays in rollouts and evaluation: "target", the slow copy of the actor, or "online"
@@ -295,7 +295,7 @@ class RLTPolicy(TD3Policy):
         actor_q: str = "mean",
         actor_tau: float | None = None,
         actor_std: float = 0.0,
-        gripper_flip: float = 0.02,
+        gripper_flip: float = 0.0,
         token_input: bool = True,
         reference_input: bool = True,
         act_with: str = "target",

@@ -26,7 +26,6 @@ PAPER: dict[str, Any] = {
         "net_arch": [256, 256],
         "actor_mode": "direct",
         "actor_std": 0.05,
-        "gripper_flip": 0.0,
         "act_with": "online",
         "n_critics": 2,
         "actor_q": "first",

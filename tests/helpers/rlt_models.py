@@ -105,7 +105,7 @@ def oracle_model(policy_kwargs=None, **kwargs):
     """A model with random weights everywhere, and a batch whose rows were written by hand."""
     model = make_model(
         n_steps=2, gamma=0.9, learning_rate=1e-2, bc_coef=3.0, buffer_size=64,
-        policy_kwargs={"n_critics": 3, "gripper_flip": 0.0} | (policy_kwargs or {}), **kwargs,
+        policy_kwargs={"n_critics": 3} | (policy_kwargs or {}), **kwargs,
     )  # fmt: skip
     th.manual_seed(1)
     with th.no_grad():

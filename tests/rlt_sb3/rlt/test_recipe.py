@@ -60,7 +60,7 @@ def test_what_one_types_is_the_recipe():
     assert {name: defaults[name] for name in recipe} == recipe
     assert networks["critic_precision"] == "auto" and networks["actor_mode"] == "residual"
     assert (networks["n_critics"], networks["actor_q"], networks["act_with"]) == (5, "mean", "target")
-    assert networks["gripper_flip"] == 0.02
+    assert networks["gripper_flip"] == 0.0
     assert rows["timeout_is_failure"] is True
     model = model_of()
     assert (model.gate.share, model.gate.window) == (0.5, 16) and model.policy.gated

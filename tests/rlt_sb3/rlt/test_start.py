@@ -86,7 +86,7 @@ def test_what_is_played_stays_in_range():
 
 
 def noise(chunks, **settings):
-    model = make_model(learning_starts=0, policy_kwargs={"gripper_flip": 0.0}, **settings)
+    model = make_model(learning_starts=0, **settings)
     model._setup_learn(1)
     model._last_obs["vla_ref"][:] = 0.0
     return np.concatenate([model._sample_action(0, model.action_noise, model.n_envs)[0] for _ in range(chunks)])
@@ -106,8 +106,7 @@ def test_noisy_chunks_have_less_and_more_of_the_actors_correction():
     """An actor that adds 0.1 everywhere plays between 0 and 0.2 more than the VLA, one number for a whole chunk."""
 
     def corrections(chunks, **settings):
-        kept = {"gripper_flip": 0.0}
-        model = make_model(learning_starts=0, num_envs=50, exploration_std=0.0, policy_kwargs=kept, **settings)
+        model = make_model(learning_starts=0, num_envs=50, exploration_std=0.0, **settings)
         model._setup_learn(1)
         model._last_obs["vla_ref"][:] = 0.5
         model.actor_target.mu[-1].bias.data.fill_(0.1)
