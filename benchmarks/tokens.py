@@ -91,7 +91,8 @@ def main() -> None:
         for number, rows in enumerate(writer.shards):
             count = rows.stop - rows.start
             tokens[:, 0, 0] = number  # every shard its own
-            writer.write(number, tokens[:count], torch.ones(count, args.tokens, dtype=torch.bool), pictures[:count])
+            mask = torch.ones(count, args.tokens, dtype=torch.bool)
+            writer.write(number, tokens[:count], mask, mask.to(torch.uint8), pictures[:count])
             peak = max(peak, resident(process))
         writer.close()
         written = time.monotonic() - began

@@ -101,7 +101,7 @@ def encode_tokens(config: EncodeTokensConfig, vla: FrozenVLA | None = None) -> P
                 kept += 1
             else:
                 found = list(encode_rows(vla, demos, config.kinds, size, config.batch_size, rows.start, rows.stop))
-                writer.write(number, *_joined(found, dtype), _pictures(found, config.picture_size))
+                writer.write(number, **_joined(found, dtype), pictures=_pictures(found, config.picture_size))
             bar.update(rows.stop - rows.start)
     writer.close()
     if config.progress:
@@ -110,18 +110,19 @@ def encode_tokens(config: EncodeTokensConfig, vla: FrozenVLA | None = None) -> P
     return Path(config.output)
 
 
-def _joined(found: list[EncodedRows], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and mask of all batches of a shard, padded to equally many tokens."""
+def _joined(found: list[EncodedRows], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Tokens, their mask and kinds of all batches of a shard, padded to equally many tokens."""
     most = max(part.mask.shape[1] for part in found)
 
     def padded(value: torch.Tensor) -> torch.Tensor:
         missing = most - value.shape[1]
         return torch.nn.functional.pad(value, (0, 0) * (value.dim() - 2) + (0, missing)).cpu()
 
-    return (
-        torch.cat([padded(part.tokens).to(dtype) for part in found]),
-        torch.cat([padded(part.mask) for part in found]),
-    )
+    return {
+        "tokens": torch.cat([padded(part.tokens).to(dtype) for part in found]),
+        "mask": torch.cat([padded(part.mask) for part in found]),
+        "kind": torch.cat([padded(part.kind) for part in found]),
+    }
 
 
 def _pictures(found: list[EncodedRows], size: int) -> np.ndarray:

@@ -192,6 +192,21 @@ class RLTokenEncoder(nn.Module):
             raise ValueError(f"{count} tokens, but this RL-token encoder was built for max_tokens={limit}.")
         return ((tokens.detach().float() - self.token_mean[:count]) / self.token_std).clamp(-10, 10)
 
+    def sequence(self, z: torch.Tensor, mask: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """
+        Make what the first layer reads.
+
+        :param z: Standardized tokens (B, N, H), valid ones first.
+        :param mask: bool (B, N), ``None`` = all valid.
+        :return: The tokens and the learned one, (B, N + 1, width), and which may be attended to, bool (B, N + 1);
+            ``None`` = all.
+        """
+        batch, count = z.shape[:2]
+        x = self.input(z).float() + self.position[:count]
+        x = torch.cat([x, self.e_rl.expand(batch, 1, -1)], dim=1)
+        every = mask is None or bool(mask.all())
+        return x, None if mask is None or every else F.pad(mask, (0, 1), value=True)
+
     def encode(self, z: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """
         Make the RL token of standardized tokens.
@@ -200,12 +215,7 @@ class RLTokenEncoder(nn.Module):
         :param mask: bool (B, N), ``None`` = all valid.
         :return: ``z_rl`` (B, D), normalized to zero mean and unit variance over its D numbers.
         """
-        batch, count = z.shape[:2]
-        x = self.input(z).float() + self.position[:count]
-        x = torch.cat([x, self.e_rl.expand(batch, 1, -1)], dim=1)
-        keys = None
-        if mask is not None and not bool(mask.all()):
-            keys = F.pad(mask, (0, 1), value=True)
+        x, keys = self.sequence(z, mask)
         for number, layer in enumerate(self.layers, 1):
             x = layer(x, keys, last_only=number == len(self.layers))
         return F.layer_norm(self.output(self.norm(x[:, 0])).float(), (self.z_dim,))

@@ -16,7 +16,8 @@ def evaluate_token(
 
     ``z_only`` blanks every earlier token, so that it measures ``z_rl`` alone. ``shuffled`` gives each row another row's
     ``z_rl``. ``position_mean`` predicts each place's mean over the training rows, which is what a token without
-    information reaches.
+    information reaches. ``explained_by_z_only`` is the share of its error that ``z_only`` does not have,
+    ``shuffled_gap`` how many times larger the error of ``z_only`` is when it is shuffled.
 
     :param encoder: The encoder.
     :param decoder: Its decoder.
@@ -51,6 +52,7 @@ def evaluate_token(
                 share = float(reconstruction_loss(prediction, z, mask)["mean"]) * len(part) / len(held_rows)
                 totals[key] = totals.get(key, 0.0) + share
     totals["explained_by_z_only"] = 1 - totals["L_ro_z_only"] / max(totals["L_ro_position_mean"], 1e-12)
+    totals["shuffled_gap"] = totals["L_ro_z_only_shuffled"] / max(totals["L_ro_z_only"], 1e-12)
     return totals
 
 

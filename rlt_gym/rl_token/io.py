@@ -102,6 +102,8 @@ def save_rl_token(
     """
     Write encoder (and decoder) as float16 safetensors with architecture and VLA fingerprint, and provenance as JSON.
 
+    The JSON also has the fingerprints of the encoder and of its VLA.
+
     :param path: A name that ends in ``.safetensors``.
     :param encoder: The encoder.
     :param decoder: The decoder, to be kept for further training; ``None`` = do not keep it.
@@ -122,7 +124,8 @@ def save_rl_token(
     }
     with atomic_write(path) as temporary:
         save_file({k: v.detach().cpu().half().contiguous() for k, v in state.items()}, temporary, metadata=metadata)
-    write_json(path.with_suffix(".json"), {**(provenance or {}), "vla_fingerprint": encoder.vla_fingerprint})
+    whose = {"fingerprint": encoder.fingerprint(), "vla_fingerprint": encoder.vla_fingerprint}
+    write_json(path.with_suffix(".json"), {**(provenance or {}), **whose})
 
 
 def read_rl_token(path: str | os.PathLike[str], vla: FrozenVLA | None = None) -> RLTokenEncoder:

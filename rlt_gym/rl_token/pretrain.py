@@ -191,8 +191,7 @@ def pretrain_token(config: PretrainTokenConfig, vla: FrozenVLA | None = None) ->
         trainer.load()
     history = trainer.run()
     best = trainer.best
-    report = evaluate_token(best.encoder, best.decoder, tokens, train_rows, held_rows)
-    report |= probe_objects(best.encoder, tokens, train_rows, held_rows)
+    report = _report(best, tokens, train_rows, held_rows)
     provenance: dict[str, Any] = {
         "kind": "rl_token",
         "config": asdict(config),
@@ -208,13 +207,20 @@ def pretrain_token(config: PretrainTokenConfig, vla: FrozenVLA | None = None) ->
     }
     output = Path(config.output)
     last = trainer.average
-    save_rl_token(output.with_name(f"{output.stem}_last.safetensors"), last.encoder, last.decoder, provenance)
+    at_last = provenance | {"held_out": _report(last, tokens, train_rows, held_rows)}
+    save_rl_token(output.with_name(f"{output.stem}_last.safetensors"), last.encoder, last.decoder, at_last)
     save_rl_token(output, best.encoder, best.decoder, provenance)
     if config.progress:
         print("\n".join(f"{key:>28}: {value:.4f}" for key, value in report.items()))
     trained = load_rl_token(output, device=config.device)
     assert isinstance(trained, RLTokenEncoder)
     return trained
+
+
+def _report(model: Autoencoder, tokens: Tokens, train_rows: np.ndarray, held_rows: np.ndarray) -> dict[str, float]:
+    """Measure an encoder and its decoder on held-out demonstrations."""
+    found = evaluate_token(model.encoder, model.decoder, tokens, train_rows, held_rows)
+    return found | probe_objects(model.encoder, tokens, train_rows, held_rows)
 
 
 def _tokens(config: PretrainTokenConfig, vla: FrozenVLA | None) -> Tokens:

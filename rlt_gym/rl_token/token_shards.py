@@ -2,9 +2,9 @@
 Tokens on disk, for sets that do not fit into memory.
 
 A folder holds ``index.json``, ``rows.safetensors`` (what is known about the rows besides their tokens) and shards
-``tokens-00000.safetensors`` of equally many rows: ``tokens`` (n, N, H), ``mask`` bool (n, N) and ``pictures`` uint8
-(n, S, S, 3), upright, N being the most tokens of a row of this shard. The index is written anew after every shard, so
-that a writer that was killed goes on where it was.
+``tokens-00000.safetensors`` of equally many rows: ``tokens`` (n, N, H), ``mask`` bool (n, N), ``kind`` uint8 (n, N) and
+``pictures`` uint8 (n, S, S, 3), upright, N being the most tokens of a row of this shard. The index is written anew
+after every shard, so that a writer that was killed goes on where it was.
 """
 
 import hashlib
@@ -104,19 +104,23 @@ class TokenWriter:
         path = self.folder / name
         return written is not None and path.is_file() and _sha256(path) == written["sha256"]
 
-    def write(self, number: int, tokens: torch.Tensor, mask: torch.Tensor, pictures: np.ndarray) -> None:
+    def write(
+        self, number: int, tokens: torch.Tensor, mask: torch.Tensor, kind: torch.Tensor, pictures: np.ndarray
+    ) -> None:
         """
         Write a shard.
 
         :param number: Of the shard.
         :param tokens: (n, N, H) in the type in which they are to be kept.
         :param mask: bool (n, N).
+        :param kind: uint8 (n, N), see :data:`~rlt_gym.vla.base.TOKEN_KINDS`.
         :param pictures: uint8 (n, S, S, 3).
         """
         name = _shard_name(number)
         data = {
             "tokens": tokens.contiguous(),
             "mask": mask.contiguous(),
+            "kind": kind.contiguous(),
             "pictures": torch.from_numpy(np.ascontiguousarray(pictures)),
         }
         with atomic_write(self.folder / name) as temporary:
@@ -158,8 +162,7 @@ class TokenShards(Tokens):
             rows = DemoRows(**columns)
         except (SafetensorError, OSError, TypeError) as error:
             raise ValueError(f"{self.folder / _ROWS} cannot be read ({error}): encode the tokens again.") from error
-        origin = TokenOrigin(**index["origin"] | {"kinds": tuple(index["origin"]["kinds"])})
-        super().__init__(origin, rows, max(entry["tokens"] for entry in index["shards"].values()))
+        super().__init__(_origin(index["origin"]), rows, max(entry["tokens"] for entry in index["shards"].values()))
 
     def batch(self, rows: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
         """
@@ -188,6 +191,19 @@ class TokenShards(Tokens):
         """
         return torch.stack(self._read(np.asarray(rows), "pictures")["pictures"]).numpy()
 
+    def kinds(self, rows: np.ndarray) -> np.ndarray:
+        """
+        Get the kinds of some rows' tokens.
+
+        :param rows: Row numbers (B,).
+        :return: uint8 (B, N), see :data:`~rlt_gym.vla.base.TOKEN_KINDS`.
+        :raises ValueError: If a shard is missing or damaged, or was written before kinds were kept.
+        """
+        kinds = np.zeros((len(rows), self.count), np.uint8)
+        for row, part in enumerate(self._read(np.asarray(rows), "kind")["kind"]):
+            kinds[row, : len(part)] = part
+        return kinds
+
     def _read(self, rows: np.ndarray, *names: str) -> dict[str, list[torch.Tensor]]:
         """Read one tensor of each name for each row; every shard is opened once."""
         found: dict[str, list[Any]] = {name: [None] * len(rows) for name in names}
@@ -200,6 +216,13 @@ class TokenShards(Tokens):
                     for name, part in slices.items():
                         found[name][row] = part[place : place + 1][0]
         return found
+
+
+def _origin(index: Mapping[str, Any]) -> TokenOrigin:
+    """Read the origin from the index, where tuples are lists."""
+    grids = index.get("picture_grids")
+    tuples = {"kinds": tuple(index["kinds"]), "picture_grids": grids and tuple(tuple(grid) for grid in grids)}
+    return TokenOrigin(**{**index, **tuples})
 
 
 def _shard_name(number: int) -> str:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -26,6 +26,10 @@ class TokenOrigin:
     :param token_dim: Width H of its tokens.
     :param kinds: Kinds of tokens that were kept.
     :param max_tokens: Most tokens that it gives for an observation; ``None`` = it does not say.
+    :param picture_grids: Where in the pictures its picture tokens are, see :class:`~rlt_gym.vla.base.VLASpec`; ``None``
+        = it does not say.
+    :param orientation: What it does with the pictures before it reads them; ``None`` = it does not say.
+    :param camera: The camera whose pictures are kept with the tokens.
     """
 
     vla: str
@@ -33,6 +37,9 @@ class TokenOrigin:
     token_dim: int
     kinds: tuple[str, ...]
     max_tokens: int | None
+    picture_grids: tuple[tuple[str, int, int], ...] | None = None
+    orientation: str | None = None
+    camera: str | None = None
 
     @classmethod
     def of(cls, vla: FrozenVLA, kinds: tuple[str, ...]) -> "TokenOrigin":
@@ -43,7 +50,9 @@ class TokenOrigin:
         :param kinds: Kinds of tokens to keep.
         :return: The description.
         """
-        return cls(vla.spec.name, vla.fingerprint(), vla.spec.token_dim, tuple(kinds), vla.spec.max_tokens)
+        spec = vla.spec
+        pictures = (spec.picture_grids, spec.orientation, spec.cameras[0] if spec.cameras else None)
+        return cls(spec.name, vla.fingerprint(), spec.token_dim, tuple(kinds), spec.max_tokens, *pictures)
 
 
 class Tokens(ABC):
@@ -171,12 +180,14 @@ class EncodedRows:
     :param rows: Which rows.
     :param tokens: float32 (r, N, H), valid ones first, N = most tokens of these rows.
     :param mask: bool (r, N).
+    :param kind: uint8 (r, N), see :data:`~rlt_gym.vla.base.TOKEN_KINDS`.
     :param frames: The pictures of the VLA's first camera, uint8 (r, size, size, 3), upside down as LIBERO gives them.
     """
 
     rows: slice
     tokens: torch.Tensor
     mask: torch.Tensor
+    kind: torch.Tensor
     frames: np.ndarray
 
 
@@ -209,7 +220,9 @@ def encode_rows(
         places = zip(known.demo[part].tolist(), known.step[part].tolist(), strict=True)
         seeds = [forward_seed(demo, step) for demo, step in places]
         output = run_vla(vla, {**frames, "state": known.proprio[part]}, tasks, seeds)
-        yield EncodedRows(part, *select_tokens(output, kinds), frames[cameras[0]])
+        tokens, mask = select_tokens(output, kinds)
+        chosen, _ = select_tokens(replace(output, tokens=output.kind[..., None].float()), kinds)  # in the same order
+        yield EncodedRows(part, tokens, mask, chosen[..., 0].to(torch.uint8), frames[cameras[0]])
 
 
 def _joined(blocks: Iterator[dict[str, np.ndarray]], size: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:

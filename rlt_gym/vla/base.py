@@ -76,6 +76,9 @@ class VLASpec:
     :param proprio: Names of the parts of ``state`` in their order, e.g. ``("position", "orientation", "fingers")``.
     :param control_mode: What an action means, ``"relative"`` or ``"absolute"`` (``RobotSpec.control_mode``).
     :param control_frequency: Control steps per second of its chunks.
+    :param picture_grids: Camera, rows and columns of each grid of picture tokens, in the order in which a row's valid
+        tokens of kind ``"image"`` stand; within a grid row by row, beginning at the upper left of the picture as the
+        VLA reads it, after ``orientation``. ``rlt probe`` lays attention over the pictures with it.
     :raises ValueError: A value that cannot be.
     """
 
@@ -100,12 +103,22 @@ class VLASpec:
     proprio: tuple[str, ...] | None = None
     control_mode: str | None = None
     control_frequency: float | None = None
+    picture_grids: tuple[tuple[str, int, int], ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("token_dim", "horizon", "action_dim", "max_tokens", "image_size", "frame_size", "max_batch"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"VLASpec.{name} of {self.name!r} must be an integer from 1 on, got {value!r}.")
+        if self.picture_grids is not None:
+            object.__setattr__(self, "picture_grids", tuple(tuple(grid) for grid in self.picture_grids))
+            for grid in self.picture_grids:
+                sizes = grid[1:]
+                if len(grid) != 3 or grid[0] not in self.cameras or not all(type(n) is int and n > 0 for n in sizes):
+                    raise ValueError(
+                        f"VLASpec.picture_grids of {self.name!r} must hold (camera, rows, columns) with a camera of "
+                        f"{list(self.cameras)}, got {grid!r}."
+                    )
         kinds = tuple(kind for kind in TOKEN_KINDS if kind != "pad")
         for name, value, allowed in (
             *(("kinds", kind, kinds) for kind in self.kinds or ()),

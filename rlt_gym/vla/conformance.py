@@ -226,6 +226,13 @@ def _check_tokens(probe: _Probe) -> str:
     for name in ("tokens", "mask", "kind", "chunk"):
         found = getattr(output, name).device
         probe.require(found == device, f"{name} is on {found}, but vla.device is {device}")
+    grids = spec.picture_grids
+    if grids is not None:
+        wanted = sum(rows * columns for _, rows, columns in grids)
+        pictures = (output.mask & (output.kind == TOKEN_KINDS["image"])).sum(dim=1)
+        row = int((pictures != wanted).int().argmax())
+        wrong = f"row {row} has {int(pictures[row])} valid image tokens, spec.picture_grids {list(grids)} say {wanted}"
+        probe.require(bool((pictures == wanted).all()), wrong)
     valid = output.mask.sum(dim=1)
     return f"{int(valid.min())} to {int(valid.max())} valid of {count}: {', '.join(names)}"
 

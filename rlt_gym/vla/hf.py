@@ -232,7 +232,8 @@ class HFVLA(nn.Module):
         :return: sha256 of weights, prompt, statistics and conventions.
         """
         if not self._fingerprint:
-            spec = {key: value for key, value in asdict(self.spec).items() if key != "max_batch"}
+            unread = ("max_batch", "picture_grids")  # they change nothing that the policy gives
+            spec = {key: value for key, value in asdict(self.spec).items() if key not in unread}
             text = None
             if type(self).prompt is not HFVLA.prompt:
                 text = self.prompt("task", np.zeros(self.spec.state_dim or 8, np.float32))

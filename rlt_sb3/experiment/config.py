@@ -120,6 +120,8 @@ class TrainConfig:
     :param keep_checkpoints: number of checkpoints that can be resumed; older ones keep only their model
     :param guard: what to do when a selection evaluation is below the frozen VLA's 95 % interval: "warn", or "restore"
         (the best networks so far replace the present ones)
+    :param accept_poor_token: train on an RL token all the same whose report says that it does not keep a limit of
+        ``rlt probe``; without this it is refused
     :param video_every: film every n-th training episode, and every n-th selection state
     :param wandb: keyword arguments of ``wandb.init``, e.g. ``{project: rlt}``, to log to Weights & Biases as well
     :param resume: folder of a run, or one of its checkpoints, to resume
@@ -142,6 +144,7 @@ class TrainConfig:
     save_every: int | None = None
     keep_checkpoints: int = 2
     guard: str = "warn"
+    accept_poor_token: bool = False
     video_every: int | None = None
     wandb: dict[str, Any] | None = None
     resume: str | None = None

@@ -25,6 +25,7 @@ from rlt_sb3.experiment.models import as_predictor, load_model, resolve_settings
 from rlt_sb3.experiment.practice import lowest_point, milestones, training_minutes
 from rlt_sb3.experiment.progress import Progress
 from rlt_sb3.experiment.run_dir import RunDir
+from rlt_sb3.experiment.token_report import check_token
 
 if TYPE_CHECKING:
     from rlt_sb3.callbacks.selection import SelectionPoint
@@ -83,6 +84,8 @@ def train(config: TrainConfig) -> TrainResult:
     if config.wandb is not None:
         import_wandb()
     folder, checkpoint, data = _resumed(config)
+    if folder is None:  # a run that was begun goes on
+        check_token(config.env, config.accept_poor_token)
     set_threads(config.torch_threads, device)
     env = eval_env = make_env(config.env, "eval", config.seed)
     progress = Progress(enabled=config.progress)

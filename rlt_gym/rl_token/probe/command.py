@@ -14,6 +14,7 @@ from rlt_gym.rl_token.encode_tokens import EncodeTokensConfig, encode_tokens
 from rlt_gym.rl_token.held_out import evaluate_token
 from rlt_gym.rl_token.io import read_autoencoder, shipped_path
 from rlt_gym.rl_token.probe.gates import failures
+from rlt_gym.rl_token.probe.reports import probe_page
 from rlt_gym.rl_token.token_shards import TokenShards
 from rlt_gym.rl_token.trainer import Autoencoder
 from rlt_gym.vla.base import FrozenVLA
@@ -34,7 +35,8 @@ class ProbeConfig:
     :param vla: The VLA of the RL token, a name or file as for ``rlt encode-tokens``; not needed with ``tokens`` and a
         file.
     :param vla_kwargs: Further arguments of whoever makes this VLA.
-    :param output: The page to write; its numbers go beside it with suffix ``.json``.
+    :param output: The page to write; its numbers go beside it with suffix ``.json``. ``None`` = ``TOKEN_probe.html``
+        beside the RL token, where ``rlt train`` looks for its report, and ``probe.html`` for a shipped one.
     :param max_rows: Most observations; whole episodes are left out beyond that.
     :param frame_stride: Use one observation of ``demos`` in this many.
     :param device: Where VLA and encoder run.
@@ -46,7 +48,7 @@ class ProbeConfig:
     demos: list[str] = field(default_factory=list)
     vla: str | None = None
     vla_kwargs: dict[str, Any] | None = None
-    output: str = "probe.html"
+    output: str | None = None
     max_rows: int = 3000
     frame_stride: int = 4
     device: str = "cpu"
@@ -59,6 +61,8 @@ class ProbeConfig:
             raise ValueError("demos need the VLA whose tokens the RL token reads: give vla.")
         if self.rl_token == "auto" and self.vla is None:
             raise ValueError("rl_token 'auto' is the shipped one of a VLA: give vla.")
+        if self.output is None:
+            self.output = "probe.html" if self.rl_token == "auto" else str(probe_page(self.rl_token))
         if Path(self.output).suffix != ".html":
             raise ValueError(f"output is {self.output!r}; it must end in .html.")
         if self.max_rows < 100:
@@ -82,31 +86,32 @@ def probe(config: ProbeConfig, vla: FrozenVLA | None = None) -> int:
     if vla is None and config.vla is not None:
         vla = load_vla(config.vla, config.device, config.vla_kwargs)
     encoder, decoder = read_autoencoder(shipped_path(vla) if config.rl_token == "auto" else config.rl_token)
+    output = Path(str(config.output))
     model = Autoencoder(encoder.to(config.device).eval(), decoder.to(config.device).eval())
     if config.tokens is not None:
-        result = _write(config, model, TokenShards(config.tokens))
+        result = _write(config, output, model, TokenShards(config.tokens))
     else:
-        with tempfile.TemporaryDirectory(dir=Path(config.output).absolute().parent) as folder:
+        with tempfile.TemporaryDirectory(dir=output.absolute().parent) as folder:
             encode = EncodeTokensConfig(
                 config.demos, str(Path(folder) / "tokens"), str(config.vla), kinds=encoder.config.kinds,
                 frame_stride=config.frame_stride, successes_only=False, device=config.device, progress=config.progress,
             )  # fmt: skip
             encode_tokens(encode, vla)
-            result = _write(config, model, TokenShards(encode.output))
+            result = _write(config, output, model, TokenShards(encode.output))
     if config.progress:
         print("\n".join(f"{key:>28}: {value:.4f}" for key, value in result["numbers"].items()))
-        print("\n".join(f"FAILS: {failure}" for failure in result["failures"]) or f"all limits kept -> {config.output}")
+        print("\n".join(f"FAILS: {failure}" for failure in result["failures"]) or f"all limits kept -> {output}")
     return 1 if result["failures"] else 0
 
 
-def _write(config: ProbeConfig, model: Autoencoder, tokens: TokenShards) -> dict[str, Any]:
+def _write(config: ProbeConfig, output: Path, model: Autoencoder, tokens: TokenShards) -> dict[str, Any]:
     """Measure, write numbers and page, return the numbers."""
     from rlt_gym.rl_token.probe.page import write_page
 
     result, about = _measure(config, model, tokens)
     result["failures"] = failures(result["numbers"])
-    write_json(Path(config.output).with_suffix(".json"), result)
-    write_page(Path(config.output), result, **about)
+    write_json(output.with_suffix(".json"), result)
+    write_page(output, result, **about)
     return result
 
 
@@ -129,6 +134,7 @@ def choose_rows(rows: DemoRows, most: int) -> np.ndarray:
 
 def _measure(config: ProbeConfig, model: Autoencoder, tokens: TokenShards) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the numbers of the report, and what the page shows besides."""
+    from rlt_gym.rl_token.probe.attention import Looks, look
     from rlt_gym.rl_token.probe.geometry import maps, silhouettes, smoothness, spectrum
     from rlt_gym.rl_token.probe.readouts import read, spread, targets
 
@@ -149,7 +155,6 @@ def _measure(config: ProbeConfig, model: Autoencoder, tokens: TokenShards) -> tu
     z_rl, mean = _features(model, tokens, chosen)
     half = np.isin(rows.demo, np.unique(rows.demo)[::2])
     numbers = evaluate_token(encoder, model.decoder, tokens, chosen[half], chosen[~half])
-    numbers["shuffled_gap"] = numbers["L_ro_z_only_shuffled"] / max(numbers["L_ro_z_only"], 1e-12)
     shape = spectrum(z_rl)
     numbers |= {key: value for key, value in shape.items() if isinstance(value, float)}
     numbers |= smoothness(z_rl, rows) | {f"silhouette_{key}": value for key, value in silhouettes(z_rl, rows).items()}
@@ -176,6 +181,9 @@ def _measure(config: ProbeConfig, model: Autoencoder, tokens: TokenShards) -> tu
         }
     phase = readouts["phase of the episode"]["scores"]
     numbers["phase_over_shuffled"] = phase["z_rl"]["score"] - phase["z_rl, labels in random order"]["score"]
+    looks = look(encoder, tokens, chosen)
+    if not isinstance(looks, Looks):
+        left["attention"] = looks
     result = {
         "rl_token": config.rl_token,
         "fingerprint": encoder.fingerprint(),
@@ -186,9 +194,11 @@ def _measure(config: ProbeConfig, model: Autoencoder, tokens: TokenShards) -> tu
         "numbers": numbers,
         "shares": shape["shares"],
         "readouts": readouts,
+        "attention": looks.numbers if isinstance(looks, Looks) else None,
         "left_out": left,
     }
-    return result, {"rows": rows, "maps": maps(z_rl), "pictures": lambda places: tokens.pictures(chosen[places])}
+    about = {"rows": rows, "maps": maps(z_rl), "looks": looks if isinstance(looks, Looks) else None}
+    return result, {**about, "pictures": lambda places: tokens.pictures(chosen[places])}
 
 
 @torch.no_grad()

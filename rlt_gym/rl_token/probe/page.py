@@ -1,4 +1,4 @@
-"""The page of ``rlt probe``: one HTML file with tables, the spectrum, and maps whose points show their picture."""
+"""The page of ``rlt probe``: one file with tables, pictures with attention, and maps whose points have pictures."""
 
 import base64
 import io
@@ -13,12 +13,15 @@ from PIL import Image
 
 from rlt_gym.core.files import atomic_write
 from rlt_gym.data.demo_set import DemoRows
+from rlt_gym.rl_token.probe.attention import Looks
 from rlt_gym.rl_token.probe.gates import GATES
 
 #: Most points of a map, and pictures in a row of the sheet of pictures.
 POINTS, SHEET = 1200, 40
 #: Principal components of the spectrum's picture.
 COMPONENTS = 40
+#: Edge in pixels of the pictures with attention, and the colors of much and of little.
+EDGE, RED, BLUE = 96, (255, 40, 20), (30, 80, 255)
 
 
 def write_page(
@@ -27,6 +30,7 @@ def write_page(
     rows: DemoRows,
     maps: dict[str, np.ndarray],
     pictures: Callable[[np.ndarray], np.ndarray],
+    looks: Looks | None,
 ) -> None:
     """
     Write the page.
@@ -36,6 +40,7 @@ def write_page(
     :param rows: What is known about the observations.
     :param maps: Name -> positions in [0, 1], float (R, 2).
     :param pictures: Gives the pictures of some of the observations, uint8 (n, S, S, 3).
+    :param looks: The RL token's attention; ``None`` = left out.
     """
     shown = np.unique(np.linspace(0, len(rows) - 1, min(POINTS, len(rows))).round().astype(int))
     length = {demo: max(1, rows.step[rows.demo == demo].max()) for demo in np.unique(rows.demo)}
@@ -62,9 +67,49 @@ def write_page(
         data=json.dumps(data).replace("<", "\\u003c"),
         names=list(maps),
         sheet=sheet,
+        looks=looks,
+        overlays=[] if looks is None else _overlays(looks, rows, pictures(looks.frames)),
     )
     with atomic_write(path) as temporary:
         temporary.write_text(html, encoding="utf-8")
+
+
+def _overlays(looks: Looks, rows: DemoRows, pictures: np.ndarray) -> list[dict[str, Any]]:
+    """Lay the attention over the shown frames; return for each task its frames with their pictures as base64."""
+    tasks: dict[int, dict[str, Any]] = {}
+    for row, weights, picture in zip(looks.frames, looks.weights, pictures, strict=True):
+        images = [_enlarged(picture).astype(np.uint8), *(overlay(picture, part, looks.contrast) for part in weights)]
+        task = tasks.setdefault(int(rows.task[row]), {"name": rows.instructions[rows.task[row]], "frames": []})
+        ranges = ["", *(f"{part.min() / part.mean():.2f} to {part.max() / part.mean():.2f}" for part in weights)]
+        cells = [{"jpeg": _jpeg(image), "range": text} for image, text in zip(images, ranges, strict=True)]
+        task["frames"].append({"step": int(rows.step[row]), "cells": cells})
+    return list(tasks.values())
+
+
+def overlay(picture: np.ndarray, weights: np.ndarray, contrast: float) -> np.ndarray:
+    """
+    Make a picture gray, and color it red where weights are above their mean, blue where they are below.
+
+    :param picture: uint8 (S, S, 3).
+    :param weights: float (rows, columns) of a grid over the picture.
+    :param contrast: What is so many times the mean, or the mean so many times it, has the full color; above 1.
+    :return: uint8 (EDGE, EDGE, 3).
+    """
+    places = [np.arange(EDGE) * count // EDGE for count in weights.shape]
+    over = np.log(np.maximum(weights / weights.mean(), 1e-9)) / np.log(contrast)
+    over = over.clip(-1, 1)[places[0]][:, places[1], None]
+    gray, strength = _enlarged(picture).mean(axis=2, keepdims=True), 0.7 * np.abs(over)
+    return (gray * (1 - strength) + np.where(over > 0, RED, BLUE) * strength).astype(np.uint8)
+
+
+def _enlarged(picture: np.ndarray) -> np.ndarray:
+    return np.asarray(Image.fromarray(picture).resize((EDGE, EDGE), Image.Resampling.BICUBIC), dtype=float)
+
+
+def _jpeg(picture: np.ndarray) -> str:
+    stream = io.BytesIO()
+    Image.fromarray(picture).save(stream, "JPEG", quality=80)
+    return base64.b64encode(stream.getvalue()).decode()
 
 
 def _sheet(pictures: np.ndarray) -> tuple[str, int]:
@@ -74,6 +119,4 @@ def _sheet(pictures: np.ndarray) -> tuple[str, int]:
     sheet = np.zeros((lines * SHEET, size, size, 3), np.uint8)
     sheet[:count] = pictures
     joined = sheet.reshape(lines, SHEET, size, size, 3).transpose(0, 2, 1, 3, 4).reshape(lines * size, SHEET * size, 3)
-    stream = io.BytesIO()
-    Image.fromarray(joined).save(stream, "JPEG", quality=80)
-    return base64.b64encode(stream.getvalue()).decode(), size
+    return _jpeg(joined), size

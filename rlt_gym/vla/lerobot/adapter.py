@@ -96,6 +96,7 @@ class LeRobotVLA:
         self._orientation, self._gripper = orientation, Gripper(gripper)
         self._digest: str | None = None
         self._max_tokens: int | None = None
+        self._grids: tuple[tuple[int, int], ...] | None = None
         self._reader = _reader(self.policy, self._config, hook, layout, kind)
         made = made_from(self.folder)
         self.spec = replace(
@@ -169,7 +170,7 @@ class LeRobotVLA:
         seeds = [0] * rows if seed is None else [int(value) for value in seed]
         with torch.no_grad(), self._precision():
             reading = self._reader.read(self._pre(batch), seeds)
-        self._max_tokens = reading.max_tokens
+        self._max_tokens, self._grids = reading.max_tokens, reading.grids
         chunk = to_chunk(self._post(reading.actions.float()), gripper=self._gripper).to(self._device)
         return VLAOutput(reading.tokens, reading.mask, reading.kind, chunk)
 
@@ -235,7 +236,16 @@ class LeRobotVLA:
             kinds=tuple(name for name, number in TOKEN_KINDS.items() if number in kinds),
             language=language,
             orientation=self._orientation,
+            picture_grids=self._picture_grids(),
         )
+
+    def _picture_grids(self) -> tuple[tuple[str, int, int], ...] | None:
+        """Name the cameras of the grids that the last forward pass had; empty cameras come last."""
+        if self._grids is None:
+            return None
+        cameras = {key: camera for camera, key in self._features.items()}
+        names = [cameras[key] for key in self._config.image_features if key in cameras]
+        return tuple((name, *grid) for name, grid in zip(names, self._grids, strict=False))
 
 
 def _reader(policy: Any, config: Any, hook: str | None, layout: str | None, kind: str) -> Reader:

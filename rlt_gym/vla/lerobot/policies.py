@@ -7,6 +7,7 @@ hook, or a method of one instance that is wrapped during the call, sees what the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,6 +27,8 @@ class Reading(NamedTuple):
     :param mask: bool (B, M), True = valid.
     :param kind: uint8 (B, M), see :data:`~rlt_gym.vla.base.TOKEN_KINDS`.
     :param max_tokens: Largest M of any batch, ``None`` if unknown.
+    :param grids: Rows and columns of each picture's tokens, in the order of the policy's picture features; ``None`` if
+        they do not cover the whole pictures, or it is unknown.
     """
 
     actions: torch.Tensor
@@ -33,6 +36,7 @@ class Reading(NamedTuple):
     mask: torch.Tensor
     kind: torch.Tensor
     max_tokens: int | None
+    grids: tuple[tuple[int, int], ...] | None = None
 
 
 class Reader:
@@ -85,10 +89,12 @@ class Reader:
         mask: torch.Tensor,
         kinds: list[str],
         max_tokens: int | None = None,
+        grids: Sequence[Sequence[int]] | None = None,
     ) -> Reading:
         kind = torch.tensor([TOKEN_KINDS[name] for name in kinds], dtype=torch.uint8, device=mask.device)
         most = tokens.shape[1] if max_tokens is None else max_tokens
-        return Reading(actions, tokens.detach(), mask, kind * mask.to(torch.uint8), most)
+        whole = None if grids is None else tuple((int(rows), int(columns)) for rows, columns in grids)
+        return Reading(actions, tokens.detach(), mask, kind * mask.to(torch.uint8), most, whole)
 
 
 class ACTReader(Reader):
@@ -97,14 +103,16 @@ class ACTReader(Reader):
     stochastic = False
 
     def _read(self, batch: dict[str, Any], seeds: Sequence[int]) -> Reading:
-        with outputs_of(self.policy.model.encoder) as outputs:
+        backbone = getattr(self.policy.model, "backbone", None)
+        pictures = [] if backbone is None else [backbone]
+        with outputs_of(self.policy.model.encoder) as outputs, outputs_of(*pictures) as maps:
             actions = self.policy.predict_action_chunk(batch)
         tokens = outputs[0].transpose(0, 1)  # the encoder is sequence first
         kinds = ["pad", "state"] if self.config.robot_state_feature else ["pad"]
         kinds += ["image"] * (tokens.shape[1] - len(kinds))
         mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
         mask[:, 0] = False
-        return self._reading(actions, tokens, mask, kinds)
+        return self._reading(actions, tokens, mask, kinds, grids=[found["feature_map"].shape[-2:] for found in maps])
 
 
 class FlowReader(Reader):
@@ -122,17 +130,21 @@ class FlowReader(Reader):
         longer = self.config.tokenizer_max_length - batch["observation.language.tokens"].shape[1]
         tokens, mask, kinds = found["tokens"], found["mask"], list(found["kinds"])
         kinds += ["state"] * (tokens.shape[1] - len(kinds))  # then perhaps pads, which are masked
-        return self._reading(actions, tokens, mask, kinds, tokens.shape[1] + max(0, longer))
+        edges = [math.isqrt(count) for count in found["pictures"]]
+        square = all(edge * edge == count for edge, count in zip(edges, found["pictures"], strict=True))
+        grids = [(edge, edge) for edge in edges] if square else None
+        return self._reading(actions, tokens, mask, kinds, tokens.shape[1] + max(0, longer), grids)
 
     @contextmanager
     def _tapped(self) -> Iterator[dict[str, Any]]:
         model = self.policy.model
         core = model.vlm_with_expert if hasattr(model, "vlm_with_expert") else model.paligemma_with_expert
-        found: dict[str, Any] = {"kinds": []}
+        found: dict[str, Any] = {"kinds": [], "pictures": []}
 
         def embed(kind: str, method: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
             tokens = method(*args, **kwargs)
             found["kinds"] += [kind] * tokens.shape[-2]
+            found["pictures"] += [tokens.shape[-2]] if kind == "image" else []
             return tokens
 
         def embed_prefix(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -184,7 +196,9 @@ class DiffusionReader(Reader):
         last = [found.unflatten(0, (len(seeds), config.n_obs_steps, -1))[:, -1] for found in maps]
         tokens = torch.cat([found.flatten(3).transpose(2, 3).flatten(1, 2) for found in last], dim=1)
         mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-        return self._reading(actions, tokens, mask, ["image"] * tokens.shape[1])
+        # a picture that is cropped first is seen in part
+        grids = [found.shape[-2:] for found in last for _ in range(found.shape[1])] if not config.crop_shape else None
+        return self._reading(actions, tokens, mask, ["image"] * tokens.shape[1], grids=grids)
 
 
 class HookReader(Reader):

@@ -76,8 +76,14 @@ class MiniVLAConfig:
     @property
     def token_counts(self) -> dict[str, int]:
         """Number of tokens per source, in the order in which they stand."""
-        grid = self.image_size // 8
-        return {"agentview": grid**2, "wrist": (grid // 2) ** 2, "text": 1, "state": 1, "action": self.horizon}
+        pictures = {camera: rows * columns for camera, rows, columns in self.picture_grids}
+        return {**pictures, "text": 1, "state": 1, "action": self.horizon}
+
+    @property
+    def picture_grids(self) -> tuple[tuple[str, int, int], ...]:
+        """Camera, rows and columns of each grid of picture tokens."""
+        grid = self.image_size // 8  # three convolutions of stride 2; the wrist's patches take two places each way
+        return ("agentview", grid, grid), ("wrist", grid // 2, grid // 2)
 
     @property
     def num_tokens(self) -> int:
@@ -267,6 +273,7 @@ class MiniVLA:
             control_frequency=20.0,
             max_batch=max_batch,
             dtype="float32",
+            picture_grids=config.picture_grids,
         )
         kinds = {"agentview": "image", "wrist": "image"}
         counts = config.token_counts

@@ -2,20 +2,25 @@
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from vla_helpers import tiny_vla, write_demos
+from vla_helpers import SHIPPED_VLAS, tiny_vla, write_demos
 
 from rlt_gym.data.demo_set import DemoRows
 from rlt_gym.rl_token.encode_tokens import EncodeTokensConfig, encode_tokens
+from rlt_gym.rl_token.io import read_rl_token, shipped_path
 from rlt_gym.rl_token.pretrain import PretrainTokenConfig, pretrain_token
 from rlt_gym.rl_token.probe.command import ProbeConfig, choose_rows, probe
 from rlt_gym.rl_token.probe.gates import GATES, failures
+from rlt_gym.rl_token.probe.reports import Verdict, judge
 from rlt_gym.testing import FakeVLA
+from rlt_gym.vla.registry import load_vla
 from rlt_sb3.cli.main import main
 
 pytest.importorskip("sklearn")
@@ -239,6 +244,10 @@ def test_a_good_token_keeps_all_limits_and_has_a_page(trained, tmp_path, capsys)
     assert "It keeps all limits." in page and "http" not in page.replace("http://www.w3.org/2000/svg", "")
     data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page).group(1))
     assert len(data["points"]) == 320 and set(data["points"][0]["maps"]) == {"PCA", "t-SNE"}
+    assert page.count("layer 2") == 3 and "share of the attention" in page, "two tasks' frames, and the table"
+    assert (
+        set(result["attention"]["shares"]) > {"agentview", "wrist", "state"} and len(result["attention"]["peaks"]) == 3
+    )
     assert data["tasks"] == ["go", "stop"] and data["points"][25]["episode"] == 1 and data["points"][25]["step"] == 5
 
 
@@ -286,3 +295,55 @@ def test_errors(trained, tmp_path, monkeypatch):
     with pytest.raises(ImportError, match=r"needs scikit-learn: pip install 'rlt\[probe\]'"):
         probe(config)
     assert not (tmp_path / "p.html").exists()
+
+
+# ------------------------------------------------------------------------------------------------------ its report
+
+
+@pytest.mark.parametrize("name", SHIPPED_VLAS)
+def test_the_shipped_tokens_keep_the_limits_of_their_reports(name):
+    vla = load_vla(name)
+    verdict = judge(shipped_path(vla))
+    assert verdict.report == shipped_path(vla).with_suffix(".json")
+    assert verdict.failures == [] and verdict.ignored == []
+
+
+def test_the_report_of_the_training_and_of_the_probe(trained, tmp_path):
+    """The probe's page lies beside the token, where its report counts instead of the training's."""
+    for name in ("demos", "pixels"):
+        for path in trained.glob(f"{name}*.*"):
+            shutil.copy(path, tmp_path)
+    good, bad = tmp_path / "demos.safetensors", tmp_path / "pixels.safetensors"
+    assert judge(good) == Verdict(tmp_path / "demos.json", [], [])
+    training = json.loads((tmp_path / "demos.json").read_text())
+    measured = training["held_out"]
+    assert measured["shuffled_gap"] == pytest.approx(measured["L_ro_z_only_shuffled"] / measured["L_ro_z_only"])
+    assert training["fingerprint"] == read_rl_token(good).fingerprint()
+    last = json.loads((tmp_path / "demos_last.json").read_text())
+    assert last["fingerprint"] == read_rl_token(tmp_path / "demos_last.safetensors").fingerprint()
+    probe(ProbeConfig(str(bad), tokens=str(trained / "tokens"), progress=False))
+    assert (tmp_path / "pixels_probe.html").is_file()
+    verdict = judge(bad)
+    assert verdict.report == tmp_path / "pixels_probe.json" and verdict.ignored == []
+    assert any(failure.startswith("explained_by_z_only is") for failure in verdict.failures)
+    shutil.copy(bad, good)  # trained anew under the old name: neither report is of these weights
+    verdict = judge(good)
+    assert verdict.report is None and len(verdict.ignored) == 1
+    assert re.search(
+        r"demos\.json is of an RL token with fingerprint .*, and demos.safetensors has", verdict.ignored[0]
+    )
+    assert ProbeConfig("auto", tokens="x", vla="mini").output == "probe.html"
+
+
+def test_reports_that_cannot_be_read(trained, tmp_path):
+    token = Path(shutil.copy(trained / "demos.safetensors", tmp_path))
+    assert judge(token) == Verdict(None, [], [])
+    for text in ("{", "[]", "{}", '{"held_out": {"explained_by_z_only": "much"}}', '{"held_out": 3}'):
+        token.with_suffix(".json").write_text(text)
+        (sentence,) = judge(token).ignored
+        assert "demos.json cannot be read as the report of an RL token" in sentence, text
+    token.with_suffix(".json").write_text('{"held_out": {"explained_by_z_only": 0.1}}')
+    assert "is of an RL token without a fingerprint" in judge(token).ignored[0]
+    print_of = json.dumps(read_rl_token(token).fingerprint())
+    token.with_suffix(".json").write_text(f'{{"fingerprint": {print_of}, "held_out": {{"explained_by_z_only": NaN}}}}')
+    assert judge(token).failures, "not a number is no pass"
