@@ -23,6 +23,6 @@ rlt train-vla --init mini --demos "$OUT/rollouts" --output "$OUT/distilled.safet
 
 for vla in mini "$OUT/distilled.safetensors"; do
     rlt eval --vla "$vla" --suites libero_goal --tasks "$TASK" --episodes "$episodes" --assets embedded --num_envs 2 \
-        --out "$OUT/$(basename "$vla" .safetensors).json"
+        --out "$OUT/eval-$(basename "$vla" .safetensors).json"
 done
-rlt compare "$OUT/mini.json" "$OUT/distilled.json"
+rlt compare "$OUT/eval-mini.json" "$OUT/eval-distilled.json"
