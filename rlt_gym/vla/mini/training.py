@@ -29,9 +29,9 @@ class TrainVLAConfig:
 
     :param demos: Demonstration files, glob patterns or folders, one file per task; folders of LeRobot datasets.
     :param output: ``.safetensors`` file to write; provenance goes beside it with suffix ``.json``.
+    :param model: Architecture.
     :param init: MiniVLA to go on from (fine-tuning), a name of ``rlt list`` or a file. Its architecture and its
         normalization of proprioception are kept, whatever ``demos`` are. ``None`` = train from scratch.
-    :param model: Architecture.
     :param steps: Gradient steps.
     :param minutes: Wall-clock budget; the learning-rate schedule follows whichever of the two is nearer its end, so
         that a slow machine still ends with a decayed rate. ``None`` = only ``steps`` count (for exact repetition).
@@ -64,8 +64,8 @@ class TrainVLAConfig:
 
     demos: list[str] = field(default_factory=list)
     output: str = "mini_vla.safetensors"
-    init: str | None = None
     model: MiniVLAConfig = field(default_factory=MiniVLAConfig)
+    init: str | None = None
     steps: int = 4000
     minutes: float | None = None
     batch_size: int = 64

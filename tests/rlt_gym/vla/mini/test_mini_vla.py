@@ -165,7 +165,7 @@ def test_a_blind_policy_learns_and_never_sees(tmp_path):
     )
     before = train_vla(replace(config, blind=True)).provenance["train_losses"]["action"]
     for blind in (True, False):
-        vla = train_vla(replace(config, blind=blind, steps=60))
+        vla = train_vla(replace(config, blind=blind, steps=150))
         assert vla.provenance["train_losses"]["action"] < 0.8 * before
         obs = observations(2)
         other = {**obs, "agentview": 255 - obs["agentview"], "wrist": 255 - obs["wrist"]}
