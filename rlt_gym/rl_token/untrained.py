@@ -1,4 +1,4 @@
-"""Encoders that nobody trains: what an RL token has to beat (docs/misc/tokens.md)."""
+"""Encoders that nobody trains: what an RL token has to beat."""
 
 import torch
 from torch import nn

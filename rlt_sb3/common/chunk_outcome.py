@@ -27,6 +27,7 @@ class ChunkOutcome:
         knows no phases, and all chunks count
     :param success: whether the episode ended in success; undefined before the end
     :param broken: whether the simulator broke and was restarted: the chunk does not count, and its episode is over
+    :param stored: whether the replay buffer keeps it
     :param task_id: the episode's task
     :param episode_steps: control steps of the episode so far; None where the environment does not count them
     :param reward_terms: the parts of ``step_rewards`` by name, (C,) each
@@ -41,6 +42,7 @@ class ChunkOutcome:
     critical_chunk: bool | None = None
     success: bool = False
     broken: bool = False
+    stored: bool = True
     task_id: int = 0
     episode_steps: int | None = None
     reward_terms: Mapping[str, np.ndarray] = field(default_factory=dict)

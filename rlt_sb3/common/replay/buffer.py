@@ -257,7 +257,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
     def _read(self, index: int, outcome: ChunkOutcome) -> Chunk | None:
         """Check one outcome before anything is written; None: not to be stored."""
         length, steps = self.chunk_length, outcome.steps
-        if outcome.broken or not outcome.critical:
+        if outcome.broken or not outcome.critical or not outcome.stored:
             return None
         # copies: they wait in the open episode
         rewards = np.array(outcome.step_rewards, dtype=np.float32)

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch as th
 from rlt_models import Numpy, make_model, oracle_model, to_numpy
+from scipy.stats import fisher_exact
 
 from rlt_sb3 import RLT
-from rlt_sb3.rlt.gripper import MARGIN, pull_gripper, reverse_gripper
+from rlt_sb3.common.chunk_outcome import ChunkOutcome
+from rlt_sb3.rlt.gripper import MARGIN, GripperTrial, pull_gripper, reverse_gripper
 
 GRIPPER = 6
 
@@ -86,7 +88,7 @@ def test_the_actor_learns_to_reverse_the_gripper():
     ).expand(3, -1)
     model.critic.actor_q = lambda obs, actions: model.critic.q_values(obs, actions).mean(0)
     for flip in (0.0, 0.02):
-        model.policy.gripper_flip = flip
+        model.gripper_trial = GripperTrial(flip)
         rng = np.random.default_rng(0)
         for _ in range(300):
             batch = model.replay_buffer.sample(64)
@@ -107,6 +109,89 @@ def test_the_share_is_kept_in_files(tmp_path):
     model = make_model(policy_kwargs={"gripper_flip": 0.3})
     model.save(tmp_path / "model.zip")
     loaded = RLT.load(tmp_path / "model.zip")
-    assert loaded.policy.gripper_flip == 0.3 and loaded.gripper == GRIPPER
-    with pytest.raises(ValueError, match=r"gripper_flip must be in \[0, 1\]"):
-        make_model(policy_kwargs={"gripper_flip": 2.0})
+    assert loaded.policy.gripper_flip == loaded.gripper_trial.flip == 0.3 and loaded.gripper == GRIPPER
+    for wrong in (2.0, "always"):
+        with pytest.raises(ValueError, match=r"gripper_flip must be 'auto' or in \[0, 1\]"):
+            make_model(policy_kwargs={"gripper_flip": wrong})
+
+
+# -------------------------------------------------------------------- the trial: does reversing help?
+
+
+def outcome(success=False, **told):
+    return ChunkOutcome.complete(np.zeros((8, 7)), 0.0, success=success, **told)
+
+
+def test_whole_episodes_are_drawn_for_the_trial():
+    """In a quarter of the episodes with noise, a few chunks are reversed; in the others none is."""
+    np.random.seed(0)
+    trial = GripperTrial("auto")
+    trial.restart(400)
+    noisy = np.arange(400) < 300
+    reversed_chunks = np.zeros(400, dtype=int)
+    for _ in range(50):
+        chunks = np.full((400, 8, 7), 0.5)
+        trial.reverse(chunks, GRIPPER, noisy)
+        reversed_chunks += chunks[:, 0, GRIPPER] == -1.0
+        trial.step([outcome()] * 400, np.zeros(400, dtype=bool))
+    drawn = reversed_chunks > 0
+    assert not drawn[300:].any() and not trial.corrects
+    assert drawn[:300].mean() == pytest.approx(trial.SHARE, abs=0.08)
+    assert reversed_chunks[drawn].mean() == pytest.approx(50 * trial.RATE, abs=0.6)
+    trial.step([outcome(success=True)] * 400, np.arange(400) % 2 == 0)
+    assert len(trial.ended) == trial.WINDOW and not trial.counts[::2].any() and trial.counts[1:300:2].all()
+
+
+def test_an_episode_that_began_without_noise_is_not_compared():
+    trial = GripperTrial("auto")
+    trial.restart(3)
+    trial.step([outcome()] * 3, np.array([True, False, False]))  # of the warm-up
+    trial.reverse(np.zeros((3, 8, 7)), GRIPPER, np.ones(3, dtype=bool))
+    assert trial.counts.tolist() == [True, False, False]
+    trial.step([outcome(broken=True), outcome(), outcome()], np.ones(3, dtype=bool))
+    assert not trial.ended
+
+
+@pytest.mark.parametrize("told", [{"broken": True}, {"intervention": np.ones(8, dtype=bool)}])
+def test_an_episode_with_a_broken_simulator_or_a_person_is_not_compared(told):
+    trial = GripperTrial("auto")
+    for outcomes, done in ([outcome(**told)], False), ([outcome(success=True)], True), ([outcome(success=True)], True):
+        trial.reverse(np.zeros((1, 8, 7)), GRIPPER, np.ones(1, dtype=bool))
+        trial.step(outcomes, np.array([done]))
+    assert len(trial.ended) == 1
+
+
+@pytest.mark.parametrize("rates", [(0.1, 0.5), (0.3, 0.1)])
+def test_the_correction_begins_when_reversed_episodes_succeed_more_often(rates):
+    """Against scipy's exact test after each episode; where they succeed less often, it never begins."""
+    rng = np.random.default_rng(0)
+    np.random.seed(0)
+    trial = GripperTrial("auto")
+    ended: list[tuple[bool, bool]] = []
+    for _ in range(300):
+        trial.reverse(np.zeros((1, 8, 7)), GRIPPER, np.ones(1, dtype=bool))
+        drawn = bool(trial.drawn[0])
+        success = bool(rng.random() < rates[drawn])
+        ended = [*ended, (drawn, success)][-trial.WINDOW :]
+        trial.step([outcome(success=success)], np.ones(1, dtype=bool))
+        table = [
+            [sum(s == wanted and d == kind for d, s in ended) for wanted in (True, False)] for kind in (True, False)
+        ]
+        significant = fisher_exact(table, alternative="greater").pvalue <= trial.LEVEL
+        assert trial.corrects == significant
+        if significant:
+            break
+    assert trial.corrects == (rates[1] > rates[0])
+    assert trial.flip == (trial.FLIP if trial.corrects else 0.0)
+
+
+def test_the_trial_goes_on_in_a_saved_model(tmp_path):
+    model = make_model(num_envs=2, learning_starts=4, gate=False, policy_kwargs={"gripper_flip": "auto"})
+    model.learn(60)
+    assert model.gripper_trial.ended and not model.corrects_gripper
+    model.save(tmp_path / "model.zip")
+    loaded = RLT.load(tmp_path / "model.zip")
+    assert loaded.gripper_trial.ended == model.gripper_trial.ended
+    loaded.gripper_trial = GripperTrial(1.0)
+    loaded.save(tmp_path / "model.zip")
+    assert RLT.load(tmp_path / "model.zip").corrects_gripper
