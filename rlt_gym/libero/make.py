@@ -66,6 +66,7 @@ def make_rl_token_libero_vec(
     image_size: int | None = None,
     render: str | None = None,
     gripper_penalty: float | Mapping[str, Any] | None = None,
+    show_tokens: bool = False,
     **raw_env_kwargs: Any,
 ) -> RLTokenVectorEnv:
     """
@@ -90,6 +91,8 @@ def make_rl_token_libero_vec(
         ``"exact"``. Others than it was trained on are refused.
     :param gripper_penalty: Cost of each opening or closing of the gripper, or a dict of all arguments of
         :class:`~rlt_gym.core.wrappers.GripperPenalty`; ``None`` for none.
+    :param show_tokens: Whether observations also have ``vla_tokens``, the tokens that the encoder reads, for a policy
+        that trains the encoder further.
     :param raw_env_kwargs: Further arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv`.
     :return: The environment.
     :raises ValueError: If an argument is wrong; no process has been started then.
@@ -128,7 +131,7 @@ def make_rl_token_libero_vec(
     try:
         raw = env if penalty is None else GripperPenalty(env, **penalty)
         # Copies load VLA and encoder again, from these arguments: by name if a name was given.
-        return RLTokenVectorEnv(raw, loaded, encoder, device).made_by(
+        return RLTokenVectorEnv(raw, loaded, encoder, device, show_tokens).made_by(
             make_rl_token_libero_vec,
             num_envs=num_envs,
             suite=suite,
@@ -141,6 +144,7 @@ def make_rl_token_libero_vec(
             image_size=image_size,
             render=render,
             gripper_penalty=gripper_penalty,
+            show_tokens=show_tokens,
             **raw_env_kwargs,
         )
     except BaseException:

@@ -18,7 +18,8 @@ from rlt_gym.vla.batches import run_vla
 
 if TYPE_CHECKING:
     from rlt_gym.rl_token.base import Encoder
-    from rlt_gym.vla.base import FrozenVLA, VLASpec
+    from rlt_gym.rl_token.trainable import TrainableToken
+    from rlt_gym.vla.base import FrozenVLA, VLAOutput, VLASpec
 
 
 class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
@@ -47,6 +48,10 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
     If the raw environment's infos have ``critical_phase``, the VLA's own chunk is played instead of the action until
     ``critical_phase`` is true.
 
+    With ``show_tokens`` observations also have ``vla_tokens`` (M, H), float16: the VLA's tokens that the encoder reads,
+    valid ones first, zeros where there is none; M is the VLA's ``max_tokens``. They are for policies that train the
+    encoder further (``train_token`` of RLT).
+
     ``metadata["fingerprint"]`` has the hashes of ``"vla"`` and ``"rl_token"``: runs compare them with what they were
     trained on.
 
@@ -55,13 +60,16 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
     :param vla: The frozen VLA.
     :param encoder: The RL-token encoder that was trained on this VLA's tokens.
     :param device: Where both run.
+    :param show_tokens: Whether observations have ``vla_tokens``.
     :raises ValueError: If VLA, encoder and environment do not fit together.
     """
 
     #: Gymnasium reads this before there is an environment, whose own metadata have more entries.
     metadata: dict[str, Any] = ChunkVectorEnv.metadata
 
-    def __init__(self, env: VectorEnv, vla: "FrozenVLA", encoder: "Encoder", device: str = "cpu") -> None:
+    def __init__(
+        self, env: VectorEnv, vla: "FrozenVLA", encoder: "Encoder", device: str = "cpu", show_tokens: bool = False
+    ) -> None:
         from rlt_gym.rl_token.io import frozen_fingerprint, load_rl_token
         from rlt_gym.vla.registry import load_vla
 
@@ -80,16 +88,17 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         self.metadata = {**env.metadata, "fingerprint": frozen_fingerprint(self.vla, self.encoder)}
         #: The raw environment's.
         self.autoreset_mode = mode
-        self.device = device
+        self.device, self.show_tokens = device, show_tokens
         assert isinstance(single, spaces.Dict)
-        self.single_observation_space = spaces.Dict(
-            {
-                # RLTokenEncoder normalizes z_rl, but an encoder of another class may give any numbers
-                "z_rl": spaces.Box(-np.inf, np.inf, (self.encoder.z_dim,), np.float32),
-                "vla_ref": spaces.Box(-1.0, 1.0, shape, np.float32),
-                "proprio": single["proprio"],
-            }
-        )
+        boxes = {
+            # RLTokenEncoder normalizes z_rl, but an encoder of another class may give any numbers
+            "z_rl": spaces.Box(-np.inf, np.inf, (self.encoder.z_dim,), np.float32),
+            "vla_ref": spaces.Box(-1.0, 1.0, shape, np.float32),
+            "proprio": single["proprio"],
+        }
+        if show_tokens:
+            boxes["vla_tokens"] = spaces.Box(-np.inf, np.inf, tokens_shape(self.vla), np.float16)
+        self.single_observation_space = spaces.Dict(boxes)
         self.single_action_space = spaces.Box(-1.0, 1.0, shape, np.float32)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
@@ -103,6 +112,13 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
     def obs_stride(self) -> int | None:
         """Stride in control steps of the observations inside the chunks, ``None`` without them."""
         return getattr(self.env.unwrapped, "obs_stride", None)
+
+    @property
+    def trainable_token(self) -> "TrainableToken":
+        """A copy of the encoder with gradients and a new decoder, for an algorithm that reads ``vla_tokens``."""
+        from rlt_gym.rl_token.trainable import TrainableToken
+
+        return TrainableToken.of(self.encoder)
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -198,11 +214,12 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         output = run_vla(self.vla, {**joined, "state": proprio}, tasks, seeds)
         z_rl = self.encoder(output)
         chunk = output.chunk[:, : self.chunk_length]
-        return {
+        features = {
             "z_rl": z_rl.float().cpu().numpy().copy(),
             "vla_ref": chunk.cpu().numpy().copy(),
             "proprio": proprio.copy(),
         }
+        return features | {"vla_tokens": shown_tokens(output, self.encoder, self.vla)} if self.show_tokens else features
 
 
 def _check_environment(env: VectorEnv, spec: "VLASpec") -> tuple[str, ...]:
@@ -243,6 +260,39 @@ def _read_infos(infos: Mapping[str, Any], tasks: list[str], seed_keys: np.ndarra
     for i in np.flatnonzero(present):
         tasks[i] = str(infos["instruction"][i])
         seed_keys[i] = (infos["noise_seed"][i], infos["episode_steps"][i])
+
+
+def tokens_shape(vla: "FrozenVLA") -> tuple[int, int]:
+    """
+    Tell the shape of ``vla_tokens``.
+
+    :param vla: The VLA.
+    :return: Most valid tokens per observation, width of a token.
+    :raises ValueError: If it does not say how many there are.
+    """
+    if vla.spec.max_tokens is None:
+        raise ValueError(f"show_tokens needs a VLA that says how many tokens it gives, {vla.spec.name!r} does not.")
+    return vla.spec.max_tokens, vla.spec.token_dim
+
+
+def shown_tokens(output: "VLAOutput", encoder: "Encoder", vla: "FrozenVLA") -> np.ndarray:
+    """
+    Make ``vla_tokens``.
+
+    :param output: What the VLA gave for B observations.
+    :param encoder: The encoder, which says what kinds of tokens it reads; all kinds if it does not.
+    :param vla: The VLA.
+    :return: Float16 (B, M, H), valid ones first, zeros where there is none.
+    :raises ValueError: If a number is too large for float16.
+    """
+    from rlt_gym.rl_token.encoder import select_tokens
+
+    tokens, mask = select_tokens(output, getattr(getattr(encoder, "config", None), "kinds", ("all",)))
+    shown = np.zeros((len(tokens), *tokens_shape(vla)), dtype=np.float16)
+    shown[:, : tokens.shape[1]] = (tokens * mask[..., None]).cpu().numpy()
+    if not np.isfinite(shown).all():
+        raise ValueError(f"The tokens of the VLA {vla.spec.name!r} are too large for float16: leave out show_tokens.")
+    return shown
 
 
 def check_chunk_length(chunk_length: int, vla: "FrozenVLA") -> int:

@@ -39,6 +39,7 @@ class EnvConfig:
     :param rl_token: RL-token encoder: "auto" (the one trained for this VLA), the path of a checkpoint, "mean"
         (ablation: the mean of the VLA's image tokens), "none" (a single zero, for a VLA that gives no tokens), or
         another name or scheme of ``rlt list``
+    :param show_tokens: observations also have the VLA's tokens, which ``rlt.policy_kwargs.train_token`` needs
     :param assets: meshes and textures: "auto", "embedded", "official" or a folder
     :param max_episode_steps: control steps after which an episode is cut off; None: the environment's own default
     :param train_episode_steps: control steps after which a training episode is cut off, at most ``max_episode_steps``;
@@ -60,6 +61,7 @@ class EnvConfig:
     vla: str | None = None
     vla_kwargs: dict[str, Any] | None = None
     rl_token: str | None = None
+    show_tokens: bool | None = None
     assets: str | None = None
     max_episode_steps: int | None = None
     train_episode_steps: int | None = None

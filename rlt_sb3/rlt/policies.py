@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import BaseModel, BasePolicy, ContinuousCritic
@@ -16,35 +15,11 @@ from torch import nn
 from rlt_sb3.common.hardware import has_bfloat16
 from rlt_sb3.common.torch_utils import AntiWindupClamp, EnsembleMLP
 from rlt_sb3.rlt.features import RLTFeatures, TensorDict
+from rlt_sb3.rlt.trained_token import TokenTraining, TrainedTokenFeatures
 
-OBSERVATION_KEYS = ("z_rl", "proprio", "vla_ref")
 ACTOR_MODES = ("residual", "direct")
 ACTOR_Q = ("mean", "min", "first")
 PRECISIONS = ("auto", "float32", "bfloat16")
-
-
-def check_spaces(obs: Any, action: Any) -> None:
-    """
-    Refuse spaces that RLT cannot use.
-
-    :param obs: observation space; Dict with ``z_rl`` (D,), ``proprio`` (P,) and ``vla_ref`` (C, d) is right
-    :param action: action space; Box(-1, 1, (C, d)) is right
-    :raises ValueError: if they are not, or do not fit together
-    """
-    if not isinstance(obs, spaces.Dict) or any(key not in obs.spaces for key in OBSERVATION_KEYS):
-        raise ValueError(f"RLT needs a Dict observation with the keys {OBSERVATION_KEYS}, got {obs}.")
-    shapes = {key: obs[key].shape for key in OBSERVATION_KEYS}
-    if any(shapes[key] is None or len(shapes[key]) != 1 for key in ("z_rl", "proprio")):  # type: ignore[arg-type]
-        raise ValueError(f"RLT needs vectors for z_rl and proprio, got the shapes {shapes}.")
-    if not isinstance(action, spaces.Box) or len(action.shape) != 2:
-        raise ValueError(f"RLT needs chunks as actions, Box(-1, 1, (C, d)), got {action}.")
-    if shapes["vla_ref"] != action.shape:
-        raise ValueError(
-            f"vla_ref must have the shape of an action chunk, {action.shape}, got {shapes['vla_ref']}: "
-            "build the environment with one chunk_length for both."
-        )
-    if not (np.all(action.low == -1.0) and np.all(action.high == 1.0)):
-        raise ValueError(f"RLT needs actions in [-1, 1], got [{action.low.min()}, {action.high.max()}]: rescale them.")
 
 
 class RLTActor(Actor):
@@ -258,7 +233,11 @@ class RLTPolicy(TD3Policy):
         paper's actor is a Gaussian of fixed width. 0: the loss judges the actor's own chunk (TD3)
     :param gripper_flip: probability, for each chunk with noise, that the gripper does the opposite of its commands; the
         pull is then towards the opposite where critics prefer it (:func:`~rlt_sb3.rlt.gripper.pull_gripper`). 0.02 is
-        for a VLA that does not let go, or does not grasp. 0: neither
+        for a VLA that does not let go, or does not grasp. "auto": 0.02 once a trial in some of the episodes has shown
+        that it helps (:class:`~rlt_sb3.rlt.gripper.GripperTrial`). 0: neither
+    :param train_token: train the RL token's encoder with the critics: ``encoder_lr`` and ``recon_coef`` of
+        :class:`~rlt_sb3.rlt.trained_token.TrainedTokenFeatures` (RLT adds its other arguments), ``{}`` for its
+        defaults; None: it stays frozen
     :param token_input: False: networks see ``proprio`` without ``z_rl`` (ablation)
     :param reference_input: False: the actor's network does not see ``vla_ref`` (ablation)
     :param act_with: actor that plays in rollouts and evaluation: "target", the slow copy of the actor, or "online"
@@ -295,7 +274,8 @@ class RLTPolicy(TD3Policy):
         actor_q: str = "mean",
         actor_tau: float | None = None,
         actor_std: float = 0.0,
-        gripper_flip: float = 0.0,
+        gripper_flip: float | str = 0.0,
+        train_token: dict[str, Any] | None = None,
         token_input: bool = True,
         reference_input: bool = True,
         act_with: str = "target",
@@ -313,8 +293,13 @@ class RLTPolicy(TD3Policy):
         require("actor_q", actor_q, actor_q in ACTOR_Q, f"one of {ACTOR_Q}")
         require("actor_tau", actor_tau, actor_tau is None or 0.0 < actor_tau <= 1.0, "None (as tau) or in (0, 1]")
         require("actor_std", actor_std, isinstance(actor_std, int | float) and actor_std >= 0.0, ">= 0")
-        require("gripper_flip", gripper_flip, 0.0 <= gripper_flip <= 1.0, "in [0, 1] (a probability)")
+        known = gripper_flip == "auto" or (isinstance(gripper_flip, int | float) and 0.0 <= gripper_flip <= 1.0)
+        require("gripper_flip", gripper_flip, known, "'auto' or in [0, 1] (a probability)")
         require("act_with", act_with, act_with in ("target", "online"), "'target' or 'online'")
+        if train_token is not None:
+            require("token_input", token_input, token_input, "True with train_token")
+            features_extractor_class = TrainedTokenFeatures
+            features_extractor_kwargs = (features_extractor_kwargs or {}) | dict(train_token)
         optimizer_kwargs = dict(optimizer_kwargs or {})
         if optimizer_class is th.optim.Adam and not {"fused", "foreach"} & set(optimizer_kwargs):
             optimizer_kwargs["fused"] = True  # one pass over all parameters instead of one small loop each
@@ -334,7 +319,8 @@ class RLTPolicy(TD3Policy):
         self.net_arch = net_arch if net_arch is not None else [256, 256]
         self.activation_fn = activation_fn
         self.actor_mode, self.actor_q, self.actor_tau, self.actor_std = actor_mode, actor_q, actor_tau, actor_std
-        self.gripper_flip, self.token_input, self.reference_input = gripper_flip, token_input, reference_input
+        self.gripper_flip, self.train_token = gripper_flip, train_token
+        self.token_input, self.reference_input = token_input, reference_input
         self.critic_precision, self.layer_norm = critic_precision, layer_norm
         self.act_with, self.gated = act_with, gated
         self.share_features_extractor = False
@@ -365,13 +351,14 @@ class RLTPolicy(TD3Policy):
                 copy.requires_grad_(False)
         for target in (self.actor_target, self.critic_target):
             target.requires_grad_(False)
+        self.token_training = None if train_token is None else TokenTraining(self, lr_schedule)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
         del data["share_features_extractor"]
         names = (
             "critic_precision", "layer_norm", "actor_mode", "actor_q", "actor_tau", "actor_std", "gripper_flip",
-            "token_input", "reference_input", "act_with", "gated",
+            "train_token", "token_input", "reference_input", "act_with", "gated",
         )  # fmt: skip
         data["n_target_critics"] = self.critic_kwargs["n_target_critics"]
         return data | {name: getattr(self, name) for name in names}

@@ -4,6 +4,7 @@ The RLT algorithm: chunked TD3 that starts at a frozen VLA and stays near it.
 Long because its constructor documents 33 settings; the update itself is as short as SB3's TD3.
 """
 
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.td3.td3 import TD3
 
 from rlt_sb3.common.chunk_off_policy import ChunkOffPolicyAlgorithm
+from rlt_sb3.common.chunk_outcome import outcomes_of
 from rlt_sb3.common.noise import unit_from_spread
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.replay.storage import ChunkBatch
@@ -28,9 +30,10 @@ from rlt_sb3.common.schedules import ChunkSchedule
 from rlt_sb3.common.torch_utils import AntiWindupClamp, polyak, times_per_dimension
 from rlt_sb3.common.vec_env import metadata_of
 from rlt_sb3.rlt.features import RLTFeatures, proprio_layout
-from rlt_sb3.rlt.gripper import pull_gripper, reverse_gripper
-from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy, check_spaces
-from rlt_sb3.rlt.settings import check_values
+from rlt_sb3.rlt.gripper import GripperTrial, pull_gripper
+from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy
+from rlt_sb3.rlt.settings import check_spaces, check_values
+from rlt_sb3.rlt.trained_token import check_memory, check_tokens
 
 #: Size up to which the observations of several batches are read together; larger arrays cost page faults each time
 NUMBERS_AT_ONCE = 2**19
@@ -201,6 +204,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self.exploration_std = exploration_std
         self.correction_range = correction_range
         self.gripper: int | None = None  # place of its command in an action, if the environment's robot has one
+        self.gripper_trial: GripperTrial | None = None
         self.action_scale = action_scale
         self._measured_unit: list[float] | None = None  # with action_scale="auto"
         self.critic_warmup_updates = critic_warmup_updates
@@ -234,16 +238,33 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
                 n_envs=self.n_envs,
                 **(self._buffer_settings() | self.replay_buffer_kwargs),
             )
+        if self.policy_kwargs.get("train_token") is not None:
+            assert isinstance(self.replay_buffer, ChunkReplayBuffer)
+            storage = self.replay_buffer.storage
+            check_memory(storage.bytes_per_slot, storage.size)
         # The buffer already has n_steps; SB3 would warn that it ignores the argument
         n_steps, self.n_steps = self.n_steps, 1
         super()._setup_model()
         self.n_steps = n_steps
+        if self.policy.token_training is not None and self.env is not None:  # load() replaces the weights
+            self.policy.token_training.start(self.env.get_attr("trainable_token")[0])
+        if self.gripper_trial is None:  # load() brings its own
+            self.gripper_trial = GripperTrial(self.policy.gripper_flip)
+            self.gripper_trial.restart(self.n_envs)
 
     def _describe_robot(self) -> None:
         """Store what the environment's robot says: the place of the gripper, and the layout of ``proprio``."""
         robot = metadata_of(self.env).get("robot")
         if robot is not None:
             self.gripper = getattr(robot, "gripper_index", None)
+        token = self.policy_kwargs.get("train_token")
+        if token is not None and "architecture" not in token:
+            assert isinstance(self.observation_space, spaces.Dict) and self.env is not None
+            check_tokens(self.observation_space)
+            found = self.env.get_attr("trainable_token")[0]
+            self.policy_kwargs["train_token"] = {
+                **token, "token_class": type(found), "architecture": found.architecture
+            }  # fmt: skip
         given = self.policy_kwargs.get("features_extractor_kwargs") or {}
         takes = issubclass(self.policy_kwargs.get("features_extractor_class", RLTFeatures), RLTFeatures)
         if robot is not None and takes and given.get("proprio_norm", "auto") == "auto":
@@ -303,9 +324,40 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             noise = noise + action_noise()
         noisy = np.ones(n_envs, dtype=bool) if self.gate is None else ~self.gate.noise_free
         chunk[noisy] = np.clip(reference + correction + noise, -1.0, 1.0)[noisy]
-        if self.gripper is not None and self.policy.gripper_flip > 0.0:
-            reverse_gripper(chunk, self.gripper, noisy & (np.random.random(n_envs) < self.policy.gripper_flip))
+        if self.gripper is not None:
+            assert self.gripper_trial is not None
+            self.gripper_trial.reverse(chunk, self.gripper, noisy)
         return chunk, chunk.copy()
+
+    @property
+    def corrects_gripper(self) -> bool:
+        """Whether the pull reverses the gripper where critics prefer it."""
+        return self.gripper is not None and self.gripper_trial is not None and self.gripper_trial.corrects
+
+    def end_trajectories(self) -> None:
+        """End all trajectories, because the environments are about to be reset from outside."""
+        super().end_trajectories()
+        if self.gripper_trial is not None:
+            self.gripper_trial.restart(self.n_envs)
+
+    def _store_transition(
+        self,
+        replay_buffer: ReplayBuffer,
+        buffer_action: np.ndarray,
+        new_obs: np.ndarray | dict[str, np.ndarray],
+        reward: np.ndarray,
+        dones: np.ndarray,
+        infos: list[dict[str, Any]],
+    ) -> None:
+        if self.gripper_trial is not None:
+            outcomes = outcomes_of(infos, buffer_action, reward)
+            stored = self.gripper_trial.step(outcomes, dones)
+            infos = [
+                {**info, "outcome": replace(outcome, stored=bool(keep))}
+                for info, outcome, keep in zip(infos, outcomes, stored, strict=True)
+            ]
+            self.logger.record("rollout/gripper_flip", self.gripper_trial.flip)
+        super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
 
     # ---------------------------------------------------------------- updates
 
@@ -326,6 +378,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         actor_stats: list[th.Tensor] = []
         actor_tau = self.tau if self.policy.actor_tau is None else self.policy.actor_tau
         width = int(getattr(self.critic.features_extractor, "features_dim", 1))
+        if self.policy.token_training is not None:
+            width += spaces.flatdim(self.observation_space)
         at_once = max(1, NUMBERS_AT_ONCE // (batch_size * width))
         for done in range(0, gradient_steps, at_once):
             count = min(at_once, gradient_steps - done)
@@ -337,13 +391,15 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
                     warming_up = self._warming_up
                     if not warming_up or self.policy.actor_mode == "direct":
                         actor_stats.append(self._update_actor(batch, follow_q=not warming_up))
+                        if self.policy.token_training is not None:
+                            self.policy.token_training.copy_to_actor()
                         polyak(self.actor, self.actor_target, actor_tau)
                     polyak(self.critic, self.critic_target, self.tau)
 
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         if critic_stats:
-            names = ("critic_loss", "q_mean", "q_std", "target_mean", "target_min", "target_max")
-            for name, value in zip(names, th.stack(critic_stats).mean(0).tolist(), strict=True):
+            names = ("critic_loss", "q_mean", "q_std", "target_mean", "target_min", "target_max", "recon_loss")
+            for name, value in zip(names, th.stack(critic_stats).mean(0).tolist(), strict=False):  # the last may lack
                 self.logger.record_mean(f"train/{name}", value)
             loss = th.stack(critic_stats)[:, 0].mean().item()
             self.logger.record_mean("train/td_error", (loss / self.critic.n_critics) ** 0.5)
@@ -383,17 +439,32 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         Update the critics on one batch.
 
         :param batch: rows
-        :return: loss (summed over the ensemble), mean Q, its spread over the ensemble, mean / min / max target
+        :return: loss (summed over the ensemble), mean Q, its spread over the ensemble, mean / min / max target, and the
+            loss of reconstruction if the RL token is trained
         """
+        training = self.policy.token_training
+        if training is not None:
+            # one pass of the encoder as it is now, for all networks; in the warm-up the critics are still arbitrary
+            features, recon_loss = training.features.losses(batch.observations, train_encoder=not self._warming_up)
+            batch.observations["features"] = features
+            with th.no_grad():
+                batch.next_observations["features"] = training.features(batch.next_observations)
         targets = self._targets(batch)
         q_values = self.critic.q_values(batch.observations, batch.actions)
         loss = (q_values - targets).pow(2).mean(1).sum()
         self.critic.optimizer.zero_grad()
-        loss.backward()
+        if training is None:
+            loss.backward()
+        else:
+            training.optimizer.zero_grad()
+            (loss + training.features.recon_coef * recon_loss).backward()
+            training.optimizer.step()
+            batch.observations["features"] = features.detach()  # the actor's loss does not reach the encoder
         self.critic.optimizer.step()
         with th.no_grad():
             spread = q_values.std(0, unbiased=False).mean()
-            return th.stack([loss, q_values.mean(), spread, targets.mean(), targets.min(), targets.max()])
+            stats = [loss, q_values.mean(), spread, targets.mean(), targets.min(), targets.max()]
+            return th.stack(stats if training is None else [*stats, recon_loss])
 
     def _update_actor(self, batch: ChunkBatch, follow_q: bool = True) -> th.Tensor:
         """
@@ -411,7 +482,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         if self.reference_dropout > 0.0:
             keep = (th.rand(len(bc_target), 1, device=self.device) >= self.reference_dropout).float()
         actions = self.actor(observations, keep)
-        if follow_q and self.gripper is not None and self.policy.gripper_flip > 0.0:
+        if follow_q and self.corrects_gripper:
+            assert self.gripper is not None
             bc_target = pull_gripper(self.critic, observations, actions, bc_target, self.gripper)
         difference = actions - bc_target
         squared = times_per_dimension(difference, 1.0 / self.action_unit).pow(2)
@@ -443,6 +515,10 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             distance, weight = difference.norm(dim=1).mean(), th.tensor(bc_coef, device=self.device)
             moved = (bc_target != batch.bc_target).any(1).float().mean()
             return th.stack([loss, actor_q, bc_loss, distance, weight, batch.successful.mean(), moved])
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        networks, variables = super()._get_torch_save_params()
+        return networks + (["policy.token_training.optimizer"] if self.policy.token_training else []), variables
 
     # ---------------------------------------------------------------- entry points
 

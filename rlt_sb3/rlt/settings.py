@@ -1,4 +1,4 @@
-"""Checks of RLT's settings, which need no environment."""
+"""Checks of RLT's settings and of the spaces that it is given, which need no environment."""
 
 from collections.abc import Callable, Mapping
 from numbers import Real
@@ -13,6 +13,33 @@ from stable_baselines3.common.utils import FloatSchedule
 from rlt_sb3.common.chunk_off_policy import OVERLAP, check_names
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.schedules import ChunkSchedule
+from rlt_sb3.rlt.trained_token import TOKENS
+
+OBSERVATION_KEYS = ("z_rl", "proprio", "vla_ref")
+
+
+def check_spaces(obs: Any, action: Any) -> None:
+    """
+    Refuse spaces that RLT cannot use.
+
+    :param obs: observation space; Dict with ``z_rl`` (D,), ``proprio`` (P,) and ``vla_ref`` (C, d) is right
+    :param action: action space; Box(-1, 1, (C, d)) is right
+    :raises ValueError: if they are not, or do not fit together
+    """
+    if not isinstance(obs, spaces.Dict) or any(key not in obs.spaces for key in OBSERVATION_KEYS):
+        raise ValueError(f"RLT needs a Dict observation with the keys {OBSERVATION_KEYS}, got {obs}.")
+    shapes = {key: obs[key].shape for key in OBSERVATION_KEYS}
+    if any(shapes[key] is None or len(shapes[key]) != 1 for key in ("z_rl", "proprio")):  # type: ignore[arg-type]
+        raise ValueError(f"RLT needs vectors for z_rl and proprio, got the shapes {shapes}.")
+    if not isinstance(action, spaces.Box) or len(action.shape) != 2:
+        raise ValueError(f"RLT needs chunks as actions, Box(-1, 1, (C, d)), got {action}.")
+    if shapes["vla_ref"] != action.shape:
+        raise ValueError(
+            f"vla_ref must have the shape of an action chunk, {action.shape}, got {shapes['vla_ref']}: "
+            "build the environment with one chunk_length for both."
+        )
+    if not (np.all(action.low == -1.0) and np.all(action.high == 1.0)):
+        raise ValueError(f"RLT needs actions in [-1, 1], got [{action.low.min()}, {action.high.max()}]: rescale them.")
 
 
 def check_values(model: Any) -> None:
@@ -123,6 +150,10 @@ def check_before_env(algorithm: type, settings: Mapping[str, Any]) -> None:
         check_values(model)
         of_buffer = {key: value for key, value in model.replay_buffer_kwargs.items() if key != "stride"}
         of_policy = {key: value for key, value in model.policy_kwargs.items() if not key.startswith("features_")}
+        if isinstance(of_policy.get("train_token"), Mapping):
+            stand_in = {"token_class": lambda _: th.nn.Linear(1, 1), "architecture": {}}
+            of_policy["train_token"] = {**of_policy["train_token"], **stand_in}
+            model.observation_space[TOKENS] = spaces.Box(-np.inf, np.inf, (1, 4), np.float16)
         made = {
             "replay_buffer_kwargs": lambda: (model.replay_buffer_class or ChunkReplayBuffer)(
                 8, model.observation_space, model.action_space, device="cpu", **of_buffer

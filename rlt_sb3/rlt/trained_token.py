@@ -1,0 +1,144 @@
+"""
+RL that reaches the RL token: features of RLT whose encoder is trained by the critics.
+
+The environment's own encoder stays frozen. Each network of RLT has a copy of it and reads the VLA's tokens
+(``vla_tokens``) instead of ``z_rl``, so an actor that is deployed or saved keeps the encoder it was trained with.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.type_aliases import Schedule
+from torch import nn
+
+from rlt_sb3.rlt.features import ProprioLayout, RLTFeatures, TensorDict
+
+TOKENS = "vla_tokens"
+
+
+class TrainedTokenFeatures(RLTFeatures):
+    """
+    Computes the RL token from the VLA's tokens, by an encoder with gradients.
+
+    The critics' loss trains the encoder, not the actor's: an actor would change the features until the critics
+    overestimate its chunks (as in SAC-AE, arXiv 1910.01741). ``recon_coef`` times the loss of stage 1 keeps the token
+    from forgetting what the critics do not need yet. The decoder begins with random weights: in the critics' warm-up
+    only critics and decoder learn.
+
+    :param observation_space: Dict with ``vla_tokens`` (M, H), ``z_rl`` (D,) and ``proprio`` (P,)
+    :param token_class: class of encoder and decoder, e.g. ``rlt_gym.rl_token.trainable.TrainableToken``; it has the
+        methods ``forward`` and ``reconstruct`` of that one
+    :param architecture: its argument
+    :param encoder_lr: learning rate of encoder and decoder
+    :param recon_coef: weight of the reconstruction loss (mean over tokens and channels) beside the critics' loss
+    :param proprio_norm: as in :class:`~rlt_sb3.rlt.features.RLTFeatures`
+    :raises ValueError: for settings out of range, or an observation without ``vla_tokens``
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Dict,
+        token_class: type[nn.Module],
+        architecture: Mapping[str, Any],
+        encoder_lr: float = 1e-4,
+        recon_coef: float = 1.0,
+        proprio_norm: str | tuple[Any, Any] | ProprioLayout = "auto",
+    ):
+        for name, value in (("encoder_lr", encoder_lr), ("recon_coef", recon_coef)):
+            if not (isinstance(value, int | float) and 0.0 <= value < float("inf")):
+                raise ValueError(f"train_token.{name} must be a number >= 0, got {value!r}.")
+        check_tokens(observation_space)
+        super().__init__(observation_space, proprio_norm)
+        self.token: Any = token_class(architecture)
+        self.encoder_lr, self.recon_coef = float(encoder_lr), float(recon_coef)
+
+    def forward(self, observations: TensorDict) -> th.Tensor:
+        """
+        Compute the features of observations.
+
+        :param observations: ``vla_tokens`` (B, M, H), ``proprio`` (B, P); or ``features``
+        :return: features (B, features_dim)
+        """
+        if "features" in observations:
+            return observations["features"]
+        with th.autocast(observations[TOKENS].device.type, enabled=False):
+            return super().forward({**observations, "z_rl": self.token(observations[TOKENS])})
+
+    def losses(self, observations: TensorDict, train_encoder: bool) -> tuple[th.Tensor, th.Tensor]:
+        """
+        Compute features with gradients, and the loss of stage 1.
+
+        :param observations: ``vla_tokens`` (B, M, H), ``proprio`` (B, P)
+        :param train_encoder: whether gradients reach the encoder; else only the decoder
+        :return: features (B, features_dim); squared error of the standardized tokens, ()
+        """
+        z_rl, loss = self.token.reconstruct(observations[TOKENS], train_encoder)
+        return super().forward({**observations, "z_rl": z_rl}), loss
+
+
+class TokenTraining:
+    """
+    The encoder among the networks of a policy: the critics train it, the others have copies.
+
+    :param policy: of RLT, whose networks have :class:`TrainedTokenFeatures`
+    :param lr_schedule: of the critics, which get an optimizer without the encoder
+    """
+
+    def __init__(self, policy: Any, lr_schedule: Schedule):
+        self.features: TrainedTokenFeatures = policy.critic.features_extractor
+        self._actor: nn.Module = policy.actor.features_extractor
+        self._actor.requires_grad_(False)
+        mine = {id(parameter) for parameter in self.features.parameters()}
+        others = [parameter for parameter in policy.critic.parameters() if id(parameter) not in mine]
+        policy.critic.optimizer = policy.optimizer_class(others, lr=lr_schedule(1), **policy.optimizer_kwargs)
+        self.optimizer = th.optim.Adam(self.features.parameters(), lr=self.features.encoder_lr)
+        names = ("actor", "actor_target", "critic", "critic_target", "actor_deployed", "actor_on_trial")
+        self._networks = [getattr(policy, name) for name in names if hasattr(policy, name)]
+
+    def start(self, token: nn.Module) -> None:
+        """
+        Give all networks the weights of an encoder.
+
+        :param token: encoder and decoder
+        """
+        for network in self._networks:
+            network.features_extractor.token.load_state_dict(token.state_dict())
+
+    def copy_to_actor(self) -> None:
+        """Give the actor that learns the encoder as it is now."""
+        self._actor.load_state_dict(self.features.state_dict())
+
+
+def check_tokens(observation_space: spaces.Dict) -> None:
+    """
+    Refuse an environment that does not show the VLA's tokens.
+
+    :param observation_space: its observations
+    :raises ValueError: if ``vla_tokens`` is missing
+    """
+    if TOKENS not in observation_space.spaces:
+        raise ValueError(
+            f"train_token needs {TOKENS} in the observations, got {', '.join(observation_space.spaces)}: make the "
+            "environment with show_tokens=True (--env.show_tokens true)."
+        )
+
+
+def check_memory(bytes_per_row: int, rows: int) -> None:
+    """
+    Refuse a replay buffer that cannot fit into memory.
+
+    :param bytes_per_row: of one observation with its chunk
+    :param rows: rows of the buffer
+    :raises ValueError: if they need more than the machine's memory
+    """
+    needed, memory = bytes_per_row * rows, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise ValueError(
+            f"The replay buffer needs {needed / 2**30:.1f} GiB ({rows} rows of {bytes_per_row} bytes, with the VLA's "
+            f"tokens), the machine has {memory / 2**30:.1f} GiB: lower buffer_size below {memory // bytes_per_row}."
+        )
