@@ -18,6 +18,7 @@ from rlt_gym.rl_token.decoder import RLTokenDecoder
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, count_parameters
 from rlt_gym.rl_token.held_out import evaluate_token, probe_objects
 from rlt_gym.rl_token.io import load_rl_token, read_autoencoder, save_rl_token
+from rlt_gym.rl_token.moving import MovingTokens, moving_tokens
 from rlt_gym.rl_token.token_shards import TokenShards
 from rlt_gym.rl_token.tokens import Tokens, cache_tokens, check_demos, frame_size
 from rlt_gym.rl_token.trainer import LOSSES, OPTIMIZERS, SCHEDULES, Autoencoder, TokenTrainer
@@ -43,6 +44,10 @@ class PretrainTokenConfig:
         last step with ``_last`` in their name, and metrics, TensorBoard's events and the checkpoint into a folder with
         ``_training``.
     :param tokens: In place of ``demos``, a folder that ``rlt encode-tokens`` wrote, for sets of any size.
+    :param alpha: Weight of the VLA's own loss of imitation on ``demos``: the VLA learns together with the RL token, and
+        is written beside ``output`` with ``_vla`` in its name. For VLAs that can learn here (MiniVLA). Adam divides a
+        gradient by its size, so any number > 0 does nearly the same. 0 = the VLA stays frozen.
+    :param vla_learning_rate: Learning rate of the VLA's weights, with ``alpha``.
     :param init: An RL token of the same architecture with which the training begins.
     :param resume: Folder of an interrupted training, to go on with.
     :param z_dim: Width of the RL token, ``None`` = the VLA's width.
@@ -88,6 +93,8 @@ class PretrainTokenConfig:
     vla_kwargs: dict[str, Any] | None = None
     output: str = "rl_token.safetensors"
     tokens: str | None = None
+    alpha: float = 0.0
+    vla_learning_rate: float = 1e-4
     init: str | None = None
     resume: str | None = None
     z_dim: int | None = None
@@ -133,6 +140,7 @@ class PretrainTokenConfig:
         for name, least in (
             ("steps", 1), ("batch_size", 1), ("accumulate", 1), ("eval_every", 1), ("frame_stride", 1),
             ("save_every", 0), ("memory_limit", 0), ("learning_rate", 0), ("weight_decay", 0), ("warmup_steps", 0),
+            ("alpha", 0), ("vla_learning_rate", 0),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not value >= least:
@@ -150,6 +158,10 @@ class PretrainTokenConfig:
                 raise ValueError(
                     f"PretrainTokenConfig.{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}."
                 )
+        if self.alpha and self.tokens is not None:
+            raise ValueError(
+                f"PretrainTokenConfig.alpha is {self.alpha}, and tokens on disk are those of a frozen VLA: give demos."
+            )
         if Path(self.output).suffix != ".safetensors":
             raise ValueError(f"PretrainTokenConfig.output is {self.output!r}; it must end in .safetensors.")
 
@@ -191,6 +203,8 @@ def pretrain_token(config: PretrainTokenConfig, vla: FrozenVLA | None = None) ->
         trainer.load()
     history = trainer.run()
     best = trainer.best
+    if isinstance(tokens, MovingTokens):
+        tokens = _finish_vla(config, tokens, [best, trainer.average])
     report = _report(best, tokens, train_rows, held_rows)
     provenance: dict[str, Any] = {
         "kind": "rl_token",
@@ -217,6 +231,15 @@ def pretrain_token(config: PretrainTokenConfig, vla: FrozenVLA | None = None) ->
     return trained
 
 
+def _finish_vla(config: PretrainTokenConfig, moving: MovingTokens, models: list[Autoencoder]) -> Tokens:
+    """Write the VLA that has learned, bind the encoders to it, and return its tokens."""
+    output = Path(config.output)
+    vla = moving.learner.save(output.with_name(f"{output.stem}_vla.safetensors"), {"joint": asdict(config)})
+    for model in models:
+        model.encoder.vla_fingerprint, model.encoder.vla_name = vla.fingerprint(), vla.spec.name
+    return _frozen_tokens(config, load_vla(vla, config.device))
+
+
 def _report(model: Autoencoder, tokens: Tokens, train_rows: np.ndarray, held_rows: np.ndarray) -> dict[str, float]:
     """Measure an encoder and its decoder on held-out demonstrations."""
     found = evaluate_token(model.encoder, model.decoder, tokens, train_rows, held_rows)
@@ -237,9 +260,12 @@ def _tokens(config: PretrainTokenConfig, vla: FrozenVLA | None) -> Tokens:
         assert vla is not None
         check_demos(vla.spec, config.demos)
         vla.spec.check_kinds(config.kinds)
-        demos = DemoReader(config.demos, config.max_demos, config.frame_stride)
-        size = frame_size(vla.spec, demos.edge, config.image_size)
-        return cache_tokens(vla, demos, config.kinds, size, config.batch_size, config.progress, config.memory_limit)
+        if config.alpha:
+            return moving_tokens(
+                vla, config.demos, config.max_demos, config.frame_stride, config.kinds, config.alpha,
+                config.vla_learning_rate,
+            )  # fmt: skip
+        return _frozen_tokens(config, vla)
     tokens = TokenShards(config.tokens)
     if vla is not None and vla.fingerprint() != tokens.origin.fingerprint:
         raise ValueError(
@@ -253,6 +279,12 @@ def _tokens(config: PretrainTokenConfig, vla: FrozenVLA | None) -> Tokens:
             f"tokens again, or give --kinds '[{', '.join(tokens.origin.kinds)}]'."
         )
     return tokens
+
+
+def _frozen_tokens(config: PretrainTokenConfig, vla: FrozenVLA) -> Tokens:
+    demos = DemoReader(config.demos, config.max_demos, config.frame_stride)
+    size = frame_size(vla.spec, demos.edge, config.image_size)
+    return cache_tokens(vla, demos, config.kinds, size, config.batch_size, config.progress, config.memory_limit)
 
 
 def _model(config: PretrainTokenConfig, tokens: Tokens, train_rows: np.ndarray) -> Autoencoder:

@@ -20,6 +20,7 @@ from rlt_gym.core.files import atomic_write
 from rlt_gym.core.training import has_bfloat16, warmup_cosine
 from rlt_gym.rl_token.decoder import RLTokenDecoder, reconstruction_loss
 from rlt_gym.rl_token.encoder import RLTokenEncoder
+from rlt_gym.rl_token.moving import MovingTokens
 from rlt_gym.rl_token.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ HELD_OUT_ROWS = 512
 #: Columns of metrics.csv. The loss on held-out rows stands in the rows in which it was computed.
 COLUMNS = (
     "step", "epoch", "learning_rate", "gradient_norm", "L_ro_mean", "L_ro_token", "L_ro_sum", "held_out_L_ro",
-    "seconds",
+    "L_vla", "seconds",
 )  # fmt: skip
 
 
@@ -83,7 +84,7 @@ class TokenTrainer:
 
     :param config: Settings.
     :param model: What to train, on its device.
-    :param tokens: The VLA's tokens.
+    :param tokens: The VLA's tokens; if they are :class:`~rlt_gym.rl_token.moving.MovingTokens`, the VLA learns as well.
     :param train_rows: Rows to train on.
     :param held_rows: Rows for the held-out loss.
     :param folder: Where metrics and the checkpoint go.
@@ -101,6 +102,7 @@ class TokenTrainer:
         self.config = config
         self.model = model
         self.tokens = tokens
+        self.moving = tokens if isinstance(tokens, MovingTokens) else None
         self.train_rows = train_rows
         self.held_rows = held_rows[:: max(1, len(held_rows) // HELD_OUT_ROWS)]
         self.folder = folder
@@ -158,7 +160,8 @@ class TokenTrainer:
                 done = self._done(state["seconds"])
                 if state["step"] % self.eval_every == 0 or done >= 1.0:
                     row["held_out_L_ro"] = self.evaluate()
-                    if row["held_out_L_ro"] < state["best_loss"]:
+                    # a VLA that moves leaves earlier weights behind
+                    if row["held_out_L_ro"] < state["best_loss"] or self.moving is not None:
                         state["best_loss"], state["best_step"] = row["held_out_L_ro"], state["step"]
                         self.best = copy.deepcopy(self.average)
                 metrics.write({**row, "seconds": state["seconds"]})
@@ -192,7 +195,13 @@ class TokenTrainer:
         for part in range(config.accumulate):
             number = step * config.accumulate + part
             noise = torch.Generator(self.device).manual_seed(config.seed * 2**32 + number)
-            losses = self._losses(self.model, self.batch_rows(number), config.context_dropout, noise)
+            rows, share = self.batch_rows(number), 1 / config.accumulate
+            if self.moving is None:
+                tokens, mask = self.tokens.batch(rows, self.device)
+            else:
+                tokens, mask, imitation = self.moving.learn(rows, config.seed * 2**32 + number, share)
+                sums["L_vla"] = sums.get("L_vla", 0.0) + imitation * share
+            losses = self._losses(self.model, tokens, mask, config.context_dropout, noise)
             (losses[config.loss] / config.accumulate).backward()
             for key, value in losses.items():
                 sums[f"L_ro_{key}"] = sums.get(f"L_ro_{key}", 0.0) + float(value.detach()) / config.accumulate
@@ -200,6 +209,8 @@ class TokenTrainer:
             raise ValueError(f"Training diverged in step {step + 1} (loss is not finite); lower learning_rate.")
         norm = nn.utils.clip_grad_norm_(self.parameters, config.clip_norm)
         self.optimizer.step()
+        if self.moving is not None:
+            self.moving.step()
         step = self.state["step"] = step + 1
         if self.average is not self.model:
             decay = min(config.ema_decay, (1 + step) / (10 + step))
@@ -213,9 +224,13 @@ class TokenTrainer:
         return about | {"gradient_norm": float(norm)} | sums
 
     def _losses(
-        self, model: Autoencoder, rows: np.ndarray, context_dropout: float, noise: torch.Generator | None = None
+        self,
+        model: Autoencoder,
+        tokens: torch.Tensor,
+        mask: torch.Tensor,
+        context_dropout: float,
+        noise: torch.Generator | None = None,
     ) -> dict[str, torch.Tensor]:
-        tokens, mask = self.tokens.batch(rows, self.device)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
             return model.losses(tokens, mask, context_dropout, noise)
 
@@ -236,7 +251,7 @@ class TokenTrainer:
         """
         total, context_dropout = 0.0, float(self.config.context_dropout > 0)
         for part in self.tokens.batches(self.held_rows):
-            loss = self._losses(self.average, part, context_dropout)["mean"]
+            loss = self._losses(self.average, *self.tokens.batch(part, self.device), context_dropout)["mean"]
             total += float(loss) * len(part) / len(self.held_rows)
         return total
 
@@ -245,6 +260,8 @@ class TokenTrainer:
         models = {"model": self.model, "average": self.average, "best": self.best}
         content = {name: model.modules().state_dict() for name, model in models.items()}
         content |= {"optimizer": self.optimizer.state_dict(), "state": self.state}
+        if self.moving is not None:
+            content["vla"] = self.moving.state_dict()
         with atomic_write(checkpoint_path(self.folder)) as temporary:
             torch.save(content, temporary)
 
@@ -260,6 +277,8 @@ class TokenTrainer:
             for name, model in (("model", self.model), ("average", self.average), ("best", self.best)):
                 model.modules().load_state_dict(content[name])
             self.optimizer.load_state_dict(content["optimizer"])
+            if self.moving is not None:
+                self.moving.load_state_dict(content["vla"])
             self.state = content["state"]
         except FileNotFoundError as error:
             raise ValueError(f"There is no checkpoint {path}: the training was stopped before it.") from error

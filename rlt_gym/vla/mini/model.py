@@ -251,6 +251,9 @@ class MiniVLA:
     :param max_batch: Most rows of one forward pass; ``None`` = any number.
     """
 
+    #: Class of a copy that learns, for ``rlt pretrain-token --alpha``.
+    learner = "rlt_gym.vla.mini.learner:MiniLearner"
+
     def __init__(self, net: MiniVLANet, provenance: dict[str, Any] | None = None, max_batch: int | None = None) -> None:
         self.net = net.eval().requires_grad_(False)
         self.provenance = dict(provenance or {})
@@ -334,11 +337,20 @@ class MiniVLA:
             images = [normalize_frames(torch.from_numpy(f).to(self.device), self.config.image_size) for f in frames]
             proprio = torch.from_numpy(state).to(self.device)
             tokens, chunk = self.net(*images, proprio, *self.net.text_batch(tasks))
-        batch = len(tasks)
+        return self.output(tokens, chunk)
+
+    def output(self, tokens: torch.Tensor, chunk: torch.Tensor) -> VLAOutput:
+        """
+        Describe what the network gave.
+
+        :param tokens: (B, N, width).
+        :param chunk: (B, T, 7).
+        :return: Both, with kinds and mask of the tokens.
+        """
         return VLAOutput(
             tokens=tokens,
             mask=torch.ones(tokens.shape[:2], dtype=torch.bool, device=self.device),
-            kind=self._kind.to(self.device).expand(batch, -1),
+            kind=self._kind.to(self.device).expand(len(tokens), -1),
             chunk=chunk.float(),
         )
 

@@ -145,8 +145,15 @@ def random_shift(frames: np.ndarray, amount: int, rng: np.random.Generator) -> n
     return frames[np.arange(len(frames))[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-class _Batches:
-    """Turns rows of a :class:`DemoSet` into network inputs and targets."""
+class Batches:
+    """
+    Turns rows of a :class:`DemoSet` into network inputs and targets.
+
+    :param config: Settings; of the training, augmentation and weights of the loss are used.
+    :param data: Demonstrations.
+    :param net: The network.
+    :param train_rows: Rows from which the scale of object positions is measured.
+    """
 
     def __init__(self, config: TrainVLAConfig, data: DemoSet, net: MiniVLANet, train_rows: np.ndarray) -> None:
         self.config, self.data, self.net = config, data, net
@@ -160,7 +167,13 @@ class _Batches:
             self.objects = ((relative - center) / scale).astype(np.float32)
 
     def inputs(self, rows: np.ndarray, rng: np.random.Generator | None) -> tuple[torch.Tensor, ...]:
-        """Network inputs; augmented if ``rng`` is given."""
+        """
+        Make network inputs.
+
+        :param rows: Rows (B,).
+        :param rng: Source of the augmentation; ``None`` = no augmentation.
+        :return: Arguments of :meth:`~rlt_gym.vla.mini.model.MiniVLANet.forward`.
+        """
         config, data = self.config, self.data
         frames, proprio = [data.agentview[rows], data.wrist[rows]], data.proprio[rows]
         if rng is not None:
@@ -182,7 +195,15 @@ class _Batches:
     def losses(
         self, rows: np.ndarray, tokens: torch.Tensor, chunk: torch.Tensor, head: ObjectHead | None
     ) -> dict[str, torch.Tensor]:
-        """L1 of the chunk (masked mean), split for the log, and the auxiliary loss."""
+        """
+        Compute the L1 loss of the chunk (masked mean), split for the log, and the auxiliary loss.
+
+        :param rows: Rows (B,).
+        :param tokens: The network's tokens (B, N, width).
+        :param chunk: Its chunk (B, T, 7).
+        :param head: Reads positions of objects; ``None`` = no auxiliary loss.
+        :return: ``action``, ``pose``, ``gripper``, and ``aux`` with a head.
+        """
         target, mask = (torch.from_numpy(x).to(self.device) for x in self.data.chunks(rows, self.config.model.horizon))
         error = (chunk.float() - target).abs() * mask[..., None]
         per_dim = error.sum(dim=(0, 1)) / mask.sum()
@@ -242,7 +263,7 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
             net.conv1.weight.zero_()
         net.conv1.weight.requires_grad_(False)
     net.to(config.device)
-    batches = _Batches(config, data, net, train_rows)
+    batches = Batches(config, data, net, train_rows)
     head = None
     if config.aux_weight > 0 and batches.has_objects:
         head = ObjectHead(config.model.width, batches.objects.shape[1]).to(config.device)
@@ -325,7 +346,7 @@ def _optimize(
     config: TrainVLAConfig,
     net: MiniVLANet,
     head: ObjectHead | None,
-    batches: _Batches,
+    batches: Batches,
     rows: np.ndarray,
     rng: np.random.Generator,
 ) -> dict[str, float]:
@@ -376,7 +397,7 @@ def _optimize(
     return {**smooth, "steps": step, "seconds_per_step": (time.monotonic() - began) / step}
 
 
-def _evaluate(batches: _Batches, net: MiniVLANet, head: ObjectHead | None, rows: np.ndarray) -> dict[str, float]:
+def _evaluate(batches: Batches, net: MiniVLANet, head: ObjectHead | None, rows: np.ndarray) -> dict[str, float]:
     """Losses on held-out rows (at most 2048 of them, evenly spread), averaged weights, no augmentation."""
     rows = rows[:: max(1, len(rows) // 2048)]
     total: dict[str, float] = {}

@@ -89,7 +89,7 @@ def test_the_device_decides_about_bfloat16(monkeypatch, device, cpu, gpu, expect
 @pytest.mark.parametrize("answer", [True, False])
 def test_both_trainings_ask_for_their_device(config, monkeypatch, tmp_path, answer):
     asked, autocast = [], []
-    loss, losses = trainer.reconstruction_loss, mini_training._Batches.losses
+    loss, losses = trainer.reconstruction_loss, mini_training.Batches.losses
 
     def note(function):
         def noted(*args):
@@ -103,7 +103,7 @@ def test_both_trainings_ask_for_their_device(config, monkeypatch, tmp_path, answ
     monkeypatch.setattr(trainer, "reconstruction_loss", note(loss))
     pretrain_token(config, tiny_vla())
     assert asked == ["cpu"] and autocast == [answer] * 6  # three steps, each followed by the held-out loss
-    monkeypatch.setattr(mini_training._Batches, "losses", note(losses))
+    monkeypatch.setattr(mini_training.Batches, "losses", note(losses))
     small = MiniVLAConfig(horizon=2, width=16, layers=1, heads=2, mlp_ratio=1, stem=(4, 4, 4), image_size=32)
     out = str(tmp_path / "vla" / "vla.safetensors")
     vla = mini_training.train_vla(

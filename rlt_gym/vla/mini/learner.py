@@ -1,0 +1,60 @@
+"""A copy of a MiniVLA that goes on imitating demonstrations while something else learns from its tokens."""
+
+import copy
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlt_gym.data.demo_set import DemoSet, load_demo_set
+from rlt_gym.vla.base import VLAOutput
+from rlt_gym.vla.mini.model import MiniVLA
+from rlt_gym.vla.mini.training import Batches, TrainVLAConfig
+
+
+class MiniLearner:
+    """
+    A MiniVLA with gradients, and the demonstrations that it imitates.
+
+    :param vla: Where it begins; it is not changed.
+    :param demos: Demonstration files, glob patterns or folders.
+    :param max_demos: Most demonstrations per task; ``None`` = all.
+    :param frame_stride: One observation in this many.
+    """
+
+    def __init__(self, vla: MiniVLA, demos: Sequence[str], max_demos: int | None = None, frame_stride: int = 1) -> None:
+        self.origin = vla
+        self.data: DemoSet = load_demo_set(list(demos), vla.config.image_size, max_demos, frame_stride)
+        self.net = copy.deepcopy(vla.net).requires_grad_(True)
+        config = TrainVLAConfig(demos=list(demos), model=vla.config, device=str(vla.device))
+        self._batches = Batches(config, self.data, self.net, np.arange(len(self.data)))
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Return what learns."""
+        return self.net.parameters()
+
+    def forward(self, rows: np.ndarray, rng: np.random.Generator | None = None) -> tuple[VLAOutput, torch.Tensor]:
+        """
+        Run the policy on demonstrations, with gradients.
+
+        :param rows: Rows of :attr:`data` (B,).
+        :param rng: Source of the augmentation of pictures and proprioception; ``None`` = no augmentation.
+        :return: Tokens and chunk, and the loss of imitation: mean absolute error of the chunk.
+        """
+        tokens, chunk = self.net(*self._batches.inputs(rows, rng))
+        loss = self._batches.losses(rows, tokens, chunk, None)["action"]
+        return self.origin.output(tokens, chunk), loss
+
+    def save(self, path: str | os.PathLike[str], provenance: dict[str, Any]) -> MiniVLA:
+        """
+        Write the policy as it is now.
+
+        :param path: ``.safetensors`` file; its provenance goes beside it.
+        :param provenance: How it was trained, beside what is known of the one it began as.
+        :return: The frozen policy as read back.
+        """
+        began = {"vla": self.origin.spec.name, "fingerprint": self.origin.fingerprint()}
+        MiniVLA(copy.deepcopy(self.net), self.origin.provenance | {"init": began} | provenance).save(path)
+        return MiniVLA.load(path)
