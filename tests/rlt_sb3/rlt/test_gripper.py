@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch as th
-from rlt_models import Numpy, make_model, oracle_model, to_numpy
+from rlt_models import Numpy, make_model, make_venv, oracle_model, to_numpy
 from scipy.stats import fisher_exact
 
 from rlt_sb3 import RLT
@@ -195,3 +195,24 @@ def test_the_trial_goes_on_in_a_saved_model(tmp_path):
     loaded.gripper_trial = GripperTrial(1.0)
     loaded.save(tmp_path / "model.zip")
     assert RLT.load(tmp_path / "model.zip").corrects_gripper
+
+
+@pytest.mark.parametrize(("share", "stored"), [(0.0, 60), (1.0, 4)])
+def test_no_episode_of_the_trial_is_stored_from_its_first_reversed_chunk_on(monkeypatch, share, stored):
+    """All chunks of all drawn episodes are reversed, but those of the warm-up and of the episodes that begin in it."""
+    monkeypatch.setattr(GripperTrial, "SHARE", share)
+    monkeypatch.setattr(GripperTrial, "RATE", 1.0)
+    kwargs = {"gripper_flip": "auto"}
+    model = make_model(num_envs=2, venv=make_venv(2, max_episode_steps=4), learning_starts=4, policy_kwargs=kwargs)
+    model.learn(60)
+    assert model.replay_buffer.size() == stored
+    assert len(model.gripper_trial.ended) == 56  # of one chunk each
+
+
+def test_reversed_chunks_are_stored_once_the_trial_has_succeeded():
+    trial = GripperTrial("auto")
+    trial.restart(1)
+    trial.drawn[:] = trial.counts[:] = trial.reversed[:] = True
+    assert not trial.step([outcome()], np.zeros(1, dtype=bool))
+    trial.trying = False
+    assert trial.step([outcome()], np.zeros(1, dtype=bool))
