@@ -232,6 +232,13 @@ class TrainConfig:
                 f"algorithm {self.algorithm!r} cannot learn with env.kwargs {' and '.join(hooks)}: it would store "
                 "chunks that were not played as its own. Leave them out, or use 'rlt'."
             )
+        policy = self.settings.get("policy_kwargs")
+        trains_token = isinstance(policy, dict) and policy.get("train_token") is not None
+        if trains_token and self.env.id == EnvConfig.id and not self.env.show_tokens:
+            raise ValueError(
+                f"{self.algorithm}.policy_kwargs.train_token needs the VLA's tokens in the observations: set "
+                "env.show_tokens to true."
+            )
         reserved = set(RESERVED) & set(self.settings)
         if reserved:
             raise ValueError(

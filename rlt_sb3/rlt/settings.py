@@ -73,6 +73,13 @@ def check_values(model: Any) -> None:
         )
     check_names(model.policy_kwargs, model.policy_class, "RLT", "policy_kwargs")
     check_names(model.replay_buffer_kwargs, buffer_class, "RLT", "replay_buffer_kwargs")
+    if (
+        model.policy_kwargs.get("train_token") is not None
+        and model.replay_buffer_kwargs.get("offline_data") is not None
+    ):
+        raise ValueError(
+            "train_token needs the VLA's tokens in every row: leave out offline_data, whose rows have none."
+        )
     between_0_and_1("gamma", " (discount per control step)")
     number("tau", "in (0, 1]", lambda value: 0.0 < value <= 1.0)
     number("utd", "> 0 (critic updates per row)", lambda value: value > 0)

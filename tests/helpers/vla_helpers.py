@@ -62,3 +62,20 @@ def write_demos(
             positions = np.repeat(target[None, None], length, axis=0)
             writer.add(np.stack(rows["a"]), frames, frames, np.stack(rows["p"]), positions, success, init_index=number)
     return path
+
+
+def write_fake_token(path: Path) -> Path:
+    """An RL token of ``FakeVLA`` with random weights, and its decoder, as stage 1 writes it."""
+    import torch
+
+    from rlt_gym.rl_token.decoder import RLTokenDecoder
+    from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
+    from rlt_gym.rl_token.io import save_rl_token
+
+    config = RLTokenConfig(12, max_tokens=5, z_dim=8, width=16, layers=1, heads=2, context_dropout=0.5)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        encoder, decoder = RLTokenEncoder(config), RLTokenDecoder(config)
+    encoder.set_statistics(torch.zeros(12), 5 * torch.ones(12))
+    save_rl_token(path, encoder, decoder)
+    return path

@@ -123,6 +123,7 @@ WRONG = [
     ),
     ("rlt", {"policy_kwargs": {"n_target_critics": "x"}}, r"n_target_critics must be of type int \| null, got 'x'"),
     ("rlt", {"policy_kwargs": {"optimizer_kwargs": {"speed": 1}}}, r"policy_kwargs cannot be used .*speed"),
+    ("rlt", {"policy_kwargs": {"train_token": {}}}, r"train_token needs .* set env\.show_tokens to true"),
     ("rlt", {"replay_buffer_kwargs": {"offline_ratio": 2}}, "offline_ratio must be in"),
     (
         "rlt",

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from run_helpers import SMALL_RLT, SMALL_TQC, environment, quick
+from vla_helpers import write_fake_token
 
 pytest.importorskip("websockets")
 pytest.importorskip("msgpack")
@@ -44,15 +45,19 @@ def fake_vla():
     VLAS.remove("fake-vla")
 
 
-def trained(out, algorithm="rlt"):
-    """A run whose actor plays something else than the VLA."""
-    settings = {"rlt": SMALL_RLT | {"policy_kwargs": {"net_arch": [16], "n_critics": 2}}, "tqc": SMALL_TQC}
+def trained(out, algorithm="rlt", token=None):
+    """A run whose actor plays something else than the VLA; with a token, one that has trained its encoder."""
+    policy_kwargs = {"net_arch": [16], "n_critics": 2} | ({} if token is None else {"train_token": {}})
+    settings = {"rlt": SMALL_RLT | {"policy_kwargs": policy_kwargs}, "tqc": SMALL_TQC}
     config = quick(
         out, "RemoteLibero-v0", total_chunks=60, evaluation=EvalSettings(2, 2, 60, videos=False),
         algorithm=algorithm, **settings,
     )  # fmt: skip
     config.env.vla = "fake-vla"
     config.env.kwargs = {"image_size": 24}
+    if token is not None:
+        config.env.rl_token = str(token)
+        config.env.show_tokens = True
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
         folder = train(config).run
@@ -76,6 +81,12 @@ def tqc_run(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("run"), "tqc")
 
 
+@pytest.fixture(scope="module")
+def token_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    return trained(folder, token=write_fake_token(folder / "token.safetensors"))
+
+
 @pytest.fixture
 def world():
     """Raw environment whose pictures are of the run's size, and no two of their pixels alike."""
@@ -91,7 +102,7 @@ def detailed(obs, seed):
     return {**obs, **pictures}
 
 
-@pytest.mark.parametrize("which", ["run", "tqc_run"])
+@pytest.mark.parametrize("which", ["run", "tqc_run", "token_run"])
 @pytest.mark.parametrize("model", ["best", "last"])
 def test_it_plays_what_the_run_s_model_plays(which, model, world, request):
     """The same observation through the run's environment, and the same seed of the noise."""
@@ -100,7 +111,8 @@ def test_it_plays_what_the_run_s_model_plays(which, model, world, request):
     service = RunService(folder, model)
     file = folder / {"best": "best_model.zip", "last": "model.zip"}[model]
     predictor = as_predictor(algorithm, load_model(algorithm, file, device="cpu"))
-    env = RLTokenVectorEnv(world, "fake-vla", "mean")
+    made = load_config(folder / "config.yaml").env
+    env = RLTokenVectorEnv(world, "fake-vla", made.rl_token or "mean", show_tokens=bool(made.show_tokens))
     raw, infos = world.reset()
     for step in range(3):
         raw = detailed(raw, step)

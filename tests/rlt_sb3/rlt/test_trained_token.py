@@ -192,6 +192,7 @@ def test_a_deployed_actor_keeps_its_encoder():
         (lambda: make_model(train_token={"recon_coef": -1.0}), r"recon_coef must be a number >= 0, got -1.0"),
         (lambda: make_model(train_token={"encoder_lr": "fast"}), r"train_token.encoder_lr must be a number >= 0"),
         (lambda: check_before_env(RLT, {"policy_kwargs": {"train_token": {"recon": 1}}}), "recon"),
+        (lambda: make_model(train_token={}, replay_buffer_kwargs={"offline_data": "rows"}), "offline_data has none"),
     ],
 )  # fmt: skip
 def test_errors(make, message):
