@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from rlt_gym.core.single_env import SingleEnv, arguments_of_one
 from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.libero.robot import PANDA
-from rlt_gym.rl_token.env import RLTokenVectorEnv, check_chunk_length
+from rlt_gym.rl_token.env import RLTokenVectorEnv, check_chunk_length, tokens_shape
 
 if TYPE_CHECKING:
     import os
@@ -99,6 +99,7 @@ def make_rl_token_libero_vec(
     """
     from rlt_gym.libero.vector_env import LiberoVectorEnv
     from rlt_gym.rl_token.io import load_rl_token
+    from rlt_gym.rl_token.trainable import TrainableToken
     from rlt_gym.vla.batches import run_vla
     from rlt_gym.vla.probing import example_observations
     from rlt_gym.vla.registry import load_vla
@@ -110,6 +111,9 @@ def make_rl_token_libero_vec(
     quality = loaded.spec.check_render(render)
     frame_size = loaded.spec.check_frame_size(image_size)
     encoder = load_rl_token(rl_token, loaded, device)
+    if show_tokens:
+        tokens_shape(loaded)
+        TrainableToken.of(encoder)
     # one made-up observation: what breaks the contract or does not fit into memory does so before simulators start
     encoder(run_vla(loaded, example_observations(replace(loaded.spec, frame_size=frame_size), 1), ["do nothing"], [0]))
     env = LiberoVectorEnv(

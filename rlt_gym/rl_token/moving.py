@@ -13,12 +13,16 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from rlt_gym.core.imports import resolve_class
 from rlt_gym.data.demo_set import DemoRows
 from rlt_gym.rl_token.encoder import select_tokens
 from rlt_gym.rl_token.tokens import TokenOrigin, Tokens
 from rlt_gym.vla.base import FrozenVLA, VLAOutput
+
+#: Most rows of one forward pass without gradients.
+ROWS = 256
 
 
 class Learner(Protocol):
@@ -65,14 +69,14 @@ class MovingTokens(Tokens):
     :param learner: Its copy that learns.
     :param kinds: Kinds of tokens that are read.
     :param alpha: Weight of its loss.
-    :param learning_rate: Of AdamW for its weights.
+    :param learning_rate: Peak rate of AdamW for its weights.
     :raises ValueError: If it has no such tokens.
     """
 
     def __init__(
         self, vla: FrozenVLA, learner: Learner, kinds: tuple[str, ...], alpha: float, learning_rate: float
     ) -> None:
-        self.learner, self.alpha, self.kinds = learner, alpha, kinds
+        self.learner, self.alpha, self.kinds, self.learning_rate = learner, alpha, kinds, learning_rate
         self.optimizer = torch.optim.AdamW(learner.parameters(), lr=learning_rate, betas=(0.9, 0.98))
         with torch.no_grad():
             tokens, _ = select_tokens(learner.forward(np.arange(1))[0], kinds)
@@ -87,8 +91,12 @@ class MovingTokens(Tokens):
         :param device: Where to put them.
         :return: Tokens float32 (B, N, H), valid ones first, and mask bool (B, N).
         """
-        tokens, mask = select_tokens(self.learner.forward(rows)[0], self.kinds)
-        return tokens.to(device), mask.to(device)
+        parts = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
+        found = [select_tokens(self.learner.forward(part)[0], self.kinds) for part in parts]
+        most = max(mask.shape[1] for _, mask in found)
+        tokens = [pad(tokens, (0, 0, 0, most - tokens.shape[1])) for tokens, _ in found]
+        masks = [pad(mask, (0, most - mask.shape[1])) for _, mask in found]
+        return torch.cat(tokens).to(device), torch.cat(masks).to(device)
 
     def learn(self, rows: np.ndarray, seed: int, share: float) -> tuple[torch.Tensor, torch.Tensor, float]:
         """
@@ -104,9 +112,16 @@ class MovingTokens(Tokens):
         tokens, mask = select_tokens(output, self.kinds)
         return tokens, mask, float(loss.detach())
 
-    def step(self) -> None:
-        """Take an optimizer step with the gradients that were added, cut to norm 1."""
-        torch.nn.utils.clip_grad_norm_(self.learner.parameters(), 1.0)
+    def step(self, rate: float, clip_norm: float) -> None:
+        """
+        Take an optimizer step with the gradients that were added.
+
+        :param rate: Learning rate relative to its peak.
+        :param clip_norm: Norm to which they are cut.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate * rate
+        torch.nn.utils.clip_grad_norm_(self.learner.parameters(), clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

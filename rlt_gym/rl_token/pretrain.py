@@ -1,7 +1,8 @@
 """Stage 1: train the RL token on a frozen VLA's tokens of demonstrations."""
 
+import math
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -47,7 +48,7 @@ class PretrainTokenConfig:
     :param alpha: Weight of the VLA's own loss of imitation on ``demos``: the VLA learns together with the RL token, and
         is written beside ``output`` with ``_vla`` in its name. For VLAs that can learn here (MiniVLA). Adam divides a
         gradient by its size, so any number > 0 does nearly the same. 0 = the VLA stays frozen.
-    :param vla_learning_rate: Learning rate of the VLA's weights, with ``alpha``.
+    :param vla_learning_rate: Peak learning rate of the VLA's weights, with ``alpha``, under the same schedule.
     :param init: An RL token of the same architecture with which the training begins.
     :param resume: Folder of an interrupted training, to go on with.
     :param z_dim: Width of the RL token, ``None`` = the VLA's width.
@@ -237,7 +238,8 @@ def _finish_vla(config: PretrainTokenConfig, moving: MovingTokens, models: list[
     vla = moving.learner.save(output.with_name(f"{output.stem}_vla.safetensors"), {"joint": asdict(config)})
     for model in models:
         model.encoder.vla_fingerprint, model.encoder.vla_name = vla.fingerprint(), vla.spec.name
-    return _frozen_tokens(config, load_vla(vla, config.device))
+    # the VLA is written already: a limit must not lose the token now
+    return _frozen_tokens(replace(config, memory_limit=math.inf), load_vla(vla, config.device))
 
 
 def _report(model: Autoencoder, tokens: Tokens, train_rows: np.ndarray, held_rows: np.ndarray) -> dict[str, float]:

@@ -210,7 +210,7 @@ class TokenTrainer:
         norm = nn.utils.clip_grad_norm_(self.parameters, config.clip_norm)
         self.optimizer.step()
         if self.moving is not None:
-            self.moving.step()
+            self.moving.step(rate, config.clip_norm)
         step = self.state["step"] = step + 1
         if self.average is not self.model:
             decay = min(config.ema_decay, (1 + step) / (10 + step))

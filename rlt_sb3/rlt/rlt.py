@@ -227,6 +227,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         if self.q_bounds is not None:
             self.q_bounds = (float(self.q_bounds[0]), float(self.q_bounds[1]))  # load() and YAML give lists
         self._describe_robot()
+        if self.policy_kwargs.get("train_token") is not None:
+            check_memory(self.observation_space, self.action_space, self.buffer_size)
         if self.replay_buffer_class is None:
             self.replay_buffer_class = ChunkReplayBuffer
         if self.replay_buffer is None:
@@ -238,10 +240,6 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
                 n_envs=self.n_envs,
                 **(self._buffer_settings() | self.replay_buffer_kwargs),
             )
-        if self.policy_kwargs.get("train_token") is not None:
-            assert isinstance(self.replay_buffer, ChunkReplayBuffer)
-            storage = self.replay_buffer.storage
-            check_memory(storage.bytes_per_slot, storage.size)
         # The buffer already has n_steps; SB3 would warn that it ignores the argument
         n_steps, self.n_steps = self.n_steps, 1
         super()._setup_model()
@@ -398,8 +396,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         if critic_stats:
-            names = ("critic_loss", "q_mean", "q_std", "target_mean", "target_min", "target_max", "recon_loss")
-            for name, value in zip(names, th.stack(critic_stats).mean(0).tolist(), strict=False):  # the last may lack
+            names = ["critic_loss", "q_mean", "q_std", "target_mean", "target_min", "target_max"]
+            names += [] if self.policy.token_training is None else ["recon_loss"]
+            for name, value in zip(names, th.stack(critic_stats).mean(0).tolist(), strict=True):
                 self.logger.record_mean(f"train/{name}", value)
             loss = th.stack(critic_stats)[:, 0].mean().item()
             self.logger.record_mean("train/td_error", (loss / self.critic.n_critics) ** 0.5)

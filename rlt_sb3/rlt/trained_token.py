@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import Schedule
@@ -77,6 +78,9 @@ class TrainedTokenFeatures(RLTFeatures):
         :param train_encoder: whether gradients reach the encoder; else only the decoder
         :return: features (B, features_dim); squared error of the standardized tokens, ()
         """
+        if self.recon_coef == 0.0:
+            with th.set_grad_enabled(train_encoder):
+                return self(observations), th.zeros((), device=observations[TOKENS].device)
         z_rl, loss = self.token.reconstruct(observations[TOKENS], train_encoder)
         return super().forward({**observations, "z_rl": z_rl}), loss
 
@@ -128,17 +132,20 @@ def check_tokens(observation_space: spaces.Dict) -> None:
         )
 
 
-def check_memory(bytes_per_row: int, rows: int) -> None:
+def check_memory(observation_space: spaces.Dict, action_space: spaces.Box, rows: int) -> None:
     """
-    Refuse a replay buffer that cannot fit into memory.
+    Refuse a replay buffer that cannot fit into memory, before it is made.
 
-    :param bytes_per_row: of one observation with its chunk
+    :param observation_space: of the rows
+    :param action_space: likewise
     :param rows: rows of the buffer
     :raises ValueError: if they need more than the machine's memory
     """
-    needed, memory = bytes_per_row * rows, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    boxes = [box for box in (*observation_space.values(), action_space) if isinstance(box, spaces.Box)]
+    row = sum(int(np.prod(box.shape)) * box.dtype.itemsize for box in boxes)
+    needed, memory = row * rows, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         raise ValueError(
-            f"The replay buffer needs {needed / 2**30:.1f} GiB ({rows} rows of {bytes_per_row} bytes, with the VLA's "
-            f"tokens), the machine has {memory / 2**30:.1f} GiB: lower buffer_size below {memory // bytes_per_row}."
+            f"The replay buffer needs {needed / 2**30:.1f} GiB ({rows} rows of {row} bytes, with the VLA's tokens), "
+            f"the machine has {memory / 2**30:.1f} GiB: lower buffer_size below {memory // row}."
         )

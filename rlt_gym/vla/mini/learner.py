@@ -52,9 +52,14 @@ class MiniLearner:
         Write the policy as it is now.
 
         :param path: ``.safetensors`` file; its provenance goes beside it.
-        :param provenance: How it was trained, beside what is known of the one it began as.
+        :param provenance: How it was trained. What is known of the pictures is kept; the success rates of the policy
+            that it began as are not its own.
         :return: The frozen policy as read back.
         """
         began = {"vla": self.origin.spec.name, "fingerprint": self.origin.fingerprint()}
-        MiniVLA(copy.deepcopy(self.net), self.origin.provenance | {"init": began} | provenance).save(path)
+        kept = {
+            key: self.origin.provenance.get(key) for key in ("kind", "assets", "render", "frame_size", "instructions")
+        }
+        known = kept | {"init": began, "demos": self.data.files, "success_rates": None}
+        MiniVLA(copy.deepcopy(self.net), known | provenance).save(path)
         return MiniVLA.load(path)

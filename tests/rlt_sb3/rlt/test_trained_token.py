@@ -4,16 +4,18 @@ import numpy as np
 import pytest
 import torch as th
 from rlt_models import SMALL
+from stable_baselines3.common.torch_layers import FlattenExtractor
 
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
 from rlt_gym.rl_token.env import RLTokenVectorEnv
 from rlt_gym.testing import FakeLiberoVectorEnv
 from rlt_gym.testing.vla import FakeVLA
 from rlt_sb3 import RLT, GymnasiumVecEnv
-from rlt_sb3.rlt import trained_token
 from rlt_sb3.rlt.settings import check_before_env
 
 N = 2
+OFFLINE = {"offline_data": "rows", "offline_ratio": 0.5}
+OTHER_FEATURES = {"train_token": {}, "features_extractor_class": FlattenExtractor}
 
 
 def make_env(show_tokens=True, encoder=None):
@@ -192,7 +194,8 @@ def test_a_deployed_actor_keeps_its_encoder():
         (lambda: make_model(train_token={"recon_coef": -1.0}), r"recon_coef must be a number >= 0, got -1.0"),
         (lambda: make_model(train_token={"encoder_lr": "fast"}), r"train_token.encoder_lr must be a number >= 0"),
         (lambda: check_before_env(RLT, {"policy_kwargs": {"train_token": {"recon": 1}}}), "recon"),
-        (lambda: make_model(train_token={}, replay_buffer_kwargs={"offline_data": "rows"}), "offline_data has none"),
+        (lambda: make_model(train_token={}, replay_buffer_kwargs=OFFLINE), "leave out offline_data"),
+        (lambda: make_model(policy_kwargs=OTHER_FEATURES), "features_extractor_class must be left out with"),
     ],
 )  # fmt: skip
 def test_errors(make, message):
@@ -208,9 +211,9 @@ def test_an_encoder_without_weights_is_refused():
 
 
 def test_a_buffer_beyond_the_memory_is_refused():
-    with pytest.raises(ValueError, match=r"needs .* GiB .* lower buffer_size below"):
-        trained_token.check_memory(3_500_000, 10**9)
-    trained_token.check_memory(3_500, 1000)
+    """Before it is made. A row: 60 float16 tokens' numbers, 12 + 8 + 28 numbers of the observation, 28 of the chunk."""
+    with pytest.raises(ValueError, match=r"GiB \(100000000000 rows of 424 bytes.*lower buffer_size below \d+"):
+        make_model(train_token={}, buffer_size=10**11)
 
 
 def test_settings_are_checked_before_there_is_an_environment():
