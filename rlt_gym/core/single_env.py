@@ -25,6 +25,11 @@ def _first(info: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _member(observation: Any) -> Any:
+    """Of a vector observation, a dict of arrays or an array, that of env 0."""
+    return {key: value[0] for key, value in observation.items()} if isinstance(observation, dict) else observation[0]
+
+
 def arguments_of_one(kwargs: dict[str, Any]) -> dict[str, Any]:
     """
     Make the arguments of the vector environment below a :class:`SingleEnv`.
@@ -89,20 +94,19 @@ class SingleEnv(PickledByArguments, gym.Env):
         """
         super().reset(seed=seed)
         observation, info = self.vector_env.reset(seed=seed, options=options)
-        return {key: value[0] for key, value in observation.items()}, _first(info)
+        return _member(observation), _first(info)
 
     def step(self, action: np.ndarray):
         """
         Play one chunk.
 
-        :param action: float (C, d); clipped to [-1, 1].
+        :param action: float (C, d), flat (C * d,); clipped to [-1, 1].
         :return: Observation, reward, whether the task is solved, whether the horizon is reached, info.
         :raises ValueError: Wrong shape or non-finite values.
         :raises RuntimeError: The environment must be reset first.
         """
         observation, reward, terminated, truncated, info = self.vector_env.step(np.asarray(action)[None])
-        single = {key: value[0] for key, value in observation.items()}
-        return single, float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
+        return _member(observation), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
 
     def render(self):
         """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode
 
+from rlt_gym.core.flat import FlatVectorEnv
 from rlt_gym.core.single_env import SingleEnv, arguments_of_one
 from rlt_gym.core.wrappers import GripperPenalty
 from rlt_gym.libero.robot import PANDA
@@ -67,8 +68,9 @@ def make_rl_token_libero_vec(
     render: str | None = None,
     gripper_penalty: float | Mapping[str, Any] | None = None,
     show_tokens: bool = False,
+    flat: bool = False,
     **raw_env_kwargs: Any,
-) -> RLTokenVectorEnv:
+) -> RLTokenVectorEnv | FlatVectorEnv:
     """
     Entry point of ``gymnasium.make_vec("RLToken-LIBERO-v0", ...)``.
 
@@ -93,6 +95,7 @@ def make_rl_token_libero_vec(
         :class:`~rlt_gym.core.wrappers.GripperPenalty`; ``None`` for none.
     :param show_tokens: Whether observations also have ``vla_tokens``, the tokens that the encoder reads, for a policy
         that trains the encoder further.
+    :param flat: Observation and action are vectors, see :class:`~rlt_gym.core.flat.FlatVectorEnv`.
     :param raw_env_kwargs: Further arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv`.
     :return: The environment.
     :raises ValueError: If an argument is wrong; no process has been started then.
@@ -112,6 +115,8 @@ def make_rl_token_libero_vec(
     frame_size = loaded.spec.check_frame_size(image_size)
     encoder = load_rl_token(rl_token, loaded, device)
     if show_tokens:
+        if flat:
+            raise ValueError("show_tokens=True and flat=True: the tokens are float16, the vector is float32; drop one.")
         tokens_shape(loaded)
         TrainableToken.of(encoder)
     # one made-up observation: what breaks the contract or does not fit into memory does so before simulators start
@@ -134,8 +139,9 @@ def make_rl_token_libero_vec(
         )
     try:
         raw = env if penalty is None else GripperPenalty(env, **penalty)
+        tokens = RLTokenVectorEnv(raw, loaded, encoder, device, show_tokens)
         # Copies load VLA and encoder again, from these arguments: by name if a name was given.
-        return RLTokenVectorEnv(raw, loaded, encoder, device, show_tokens).made_by(
+        return (FlatVectorEnv(tokens) if flat else tokens).made_by(
             make_rl_token_libero_vec,
             num_envs=num_envs,
             suite=suite,
@@ -149,6 +155,7 @@ def make_rl_token_libero_vec(
             render=render,
             gripper_penalty=gripper_penalty,
             show_tokens=show_tokens,
+            flat=flat,
             **raw_env_kwargs,
         )
     except BaseException:

@@ -11,6 +11,8 @@ from rlt_gym.core.chunk_vector_env import Task
 from rlt_gym.core.episodes import Episode, EpisodeSequence
 from rlt_gym.core.in_process import InProcessVectorEnv
 from rlt_gym.core.robot_spec import ProprioPart, RobotSpec
+from rlt_gym.core.flat import FlatVectorEnv
+from rlt_gym.core.single_env import SingleEnv, arguments_of_one
 from rlt_gym.testing import FakeRLTokenVectorEnv
 
 CHUNK = (2, 3)
@@ -129,9 +131,18 @@ class BreakingVectorEnv(FakeRLTokenVectorEnv):
         self.worker.wait()
 
 
+def make_fake_vec(num_envs=1, flat=False, **kwargs):
+    env = FakeRLTokenVectorEnv(num_envs, **kwargs)
+    return FlatVectorEnv(env) if flat else env
+
+
+def make_fake(**kwargs):
+    return SingleEnv(make_fake_vec(autoreset_mode="Disabled", **arguments_of_one(kwargs)))
+
+
 gym.register("ToyRLToken-v0", vector_entry_point=ToyVectorEnv)
 # Its training states depend on the seed, its policies can learn.
-gym.register("FakeRLToken-v0", vector_entry_point="rlt_gym.testing:FakeRLTokenVectorEnv")
+gym.register("FakeRLToken-v0", entry_point=make_fake, vector_entry_point=make_fake_vec)
 # As LIBERO-v0: no VLA.
 gym.register("FakeLIBERO-v0", vector_entry_point="rlt_gym.testing:FakeLiberoVectorEnv")
 gym.register("BreakingRLToken-v0", vector_entry_point=BreakingVectorEnv)

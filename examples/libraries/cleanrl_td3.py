@@ -1,0 +1,137 @@
+"""TD3 in one file, in the manner of CleanRL: plain torch on the flat vector environment, corrections of the VLA's chunk.
+
+python examples/libraries/cleanrl_td3.py --steps 3600
+"""
+
+import argparse
+import copy
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+
+from rlt_gym.core.residual import ResidualAction
+from rlt_sb3 import compare, evaluate
+
+#: Largest correction of a control step: translation, rotation (the VLA itself turns the hand much less), gripper.
+SCALE = [0.3, 0.3, 0.3, 0.06, 0.06, 0.06, 0.3]
+PULL = (5.0, 1.3)  # weight of the squared correction in the actor's loss: at first, and after a third of the training
+DISCOUNT = 0.99**8  # per chunk of 8 control steps
+NOISE = 0.17  # standard deviation of the exploration, in units of SCALE
+
+
+class Network(nn.Module):
+    """Two hidden layers on normalized observations; the last layer begins at zero, and so does the correction."""
+
+    def __init__(self, inputs, others, outputs):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(inputs))
+        self.register_buffer("std", torch.ones(inputs))
+        first = [nn.Linear(inputs + others, 256), nn.LayerNorm(256), nn.ReLU()]
+        self.body = nn.Sequential(*first, nn.Linear(256, 256), nn.LayerNorm(256), nn.ReLU(), nn.Linear(256, outputs))
+        nn.init.zeros_(self.body[-1].weight), nn.init.zeros_(self.body[-1].bias)
+
+    def forward(self, obs, *others):
+        return self.body(torch.cat([(obs - self.mean) / self.std, *others], 1))
+
+
+def policy_of(actor):
+    """Corrections without noise, for vectors of observations."""
+
+    @torch.no_grad()
+    def policy(obs):
+        return torch.tanh(actor(torch.as_tensor(obs))).numpy()
+
+    return policy
+
+
+def main() -> None:
+    """Train, keep the actor that solves most selection states, and compare it with the frozen VLA."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--env", default="rlt_gym:RLToken-LIBERO-v0")
+    parser.add_argument("--steps", type=int, default=3600, help="chunks, over all simulators")
+    parser.add_argument("--learning-starts", type=int, default=500, help="chunks before the actor moves")
+    parser.add_argument("--selection-every", type=int, default=900, help="chunks between evaluations")
+    parser.add_argument("--selection-states", type=int, default=24)
+    parser.add_argument("--states", type=int, default=50, help="held-out states of the last evaluation, 0 for none")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(args.seed)
+    rng = np.random.default_rng(args.seed)
+
+    n = 2
+    env = gym.make_vec(args.env, num_envs=n, suite="libero_goal", task_ids=[1], flat=True, seed=args.seed)
+    env = ResidualAction(env, scale=SCALE)
+    size, action_size = env.single_observation_space.shape[0], env.single_action_space.shape[0]
+    actor = Network(size, 0, action_size)
+    critics = nn.ModuleList(Network(size, action_size, 1) for _ in range(2))
+    networks, targets = nn.ModuleList([actor, critics]), copy.deepcopy(nn.ModuleList([actor, critics]))
+    actor_adam, critic_adam = (torch.optim.Adam(part.parameters(), lr=3e-4) for part in networks)
+    widths = {"obs": size, "action": action_size, "reward": 1, "next_obs": size, "done": 1}
+    buffer = {key: torch.zeros(args.steps + n, width) for key, width in widths.items()}
+    stored, best, policy = 0, (0, actor), policy_of(actor)
+
+    def update(move_actor, pull):
+        rows = torch.as_tensor(rng.integers(stored, size=256))
+        obs, action, reward, next_obs, done = (column[rows] for column in buffer.values())
+        with torch.no_grad():
+            noise = (0.05 * torch.randn_like(action)).clamp(-0.1, 0.1)
+            next_action = (torch.tanh(targets[0](next_obs)) + noise).clamp(-1, 1)
+            value = torch.minimum(*(critic(next_obs, next_action) for critic in targets[1]))
+            target = (reward + DISCOUNT * (1 - done) * value).clamp(0, 1)  # a success pays 1, once
+        critic_loss = sum(nn.functional.mse_loss(critic(obs, action), target) for critic in critics)
+        critic_adam.zero_grad(), critic_loss.backward(), critic_adam.step()
+        if move_actor:
+            action = torch.tanh(actor(obs))
+            actor_loss = pull * action.square().mean() - critics[0](obs, action).mean()
+            actor_adam.zero_grad(), actor_loss.backward(), actor_adam.step()
+        with torch.no_grad():
+            for old, new in zip(targets.parameters(), networks.parameters(), strict=True):
+                old.lerp_(new, 0.005)
+
+    vla = evaluate(lambda obs: np.zeros((n, action_size), np.float32), env, args.selection_states, split="selection")
+    print("selection, frozen VLA", vla, flush=True)
+    obs, _ = env.reset(options={"init_states": "train"})
+    for chunks in range(n, args.steps + n, n):
+        # from none to twice the correction, and noise: critics see what it changes
+        action = rng.uniform(0, 2, (n, 1)) * policy(obs) + NOISE * rng.standard_normal((n, action_size))
+        action = np.clip(action, -1, 1).astype(np.float32)
+        next_obs, reward, terminated, truncated, infos = env.step(action)
+        for i in range(n):
+            done = terminated[i] or truncated[i]  # a time-out is a failure
+            if done and infos["final_info"]["worker_restarted"][i]:
+                continue  # the simulator was lost: nothing of this chunk counts
+            last = infos["final_obs"][i] if done else next_obs[i]
+            for column, value in zip(buffer.values(), (obs[i], action[i], reward[i], last, done), strict=True):
+                column[stored] = torch.as_tensor(value)
+            stored += 1
+        obs = next_obs
+        if stored >= args.learning_starts > stored - n:
+            for network in (actor, *critics, targets[0], *targets[1]):
+                network.mean.copy_(buffer["obs"][:stored].mean(0))
+                network.std.copy_(buffer["obs"][:stored].std(0) + 1e-3)
+            for _ in range(args.learning_starts):
+                update(False, 0.0)
+        if stored >= args.learning_starts:
+            for count in range(2 * n):
+                update(count % 2 == 1, np.interp(chunks, (0, args.steps / 3), PULL))
+        if chunks % args.selection_every < n and stored >= args.learning_starts:
+            result = evaluate(policy, env, args.selection_states, split="selection")
+            print("selection, after", chunks, "chunks", result, flush=True)
+            if result.successes >= best[0]:
+                best = (result.successes, copy.deepcopy(actor))
+            obs, _ = env.reset(options={"init_states": "train"})
+
+    if args.states:
+        vla = evaluate(lambda obs: np.zeros((n, action_size), np.float32), env, args.states)
+        td3 = evaluate(policy_of(best[1]), env, args.states)
+        print("held out, frozen VLA", vla)
+        print("held out, TD3       ", td3)
+        print(compare(vla, td3))
+    env.close()
+
+
+if __name__ == "__main__":
+    main()
