@@ -3,6 +3,7 @@
 #   make lerobot-demo [QUICK=1]  train policies with LeRobot (in .venv-lerobot), practice them with rlt, print a table
 #   make test            the tests; COVERAGE=1 also shows which lines of the packages they reach
 #   make test-all        the tests that take long as well: every week, and before a release
+#   make libraries       the environments of the examples with other RL libraries
 #   make wheel-test      the wheel in a fresh environment
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -16,7 +17,7 @@ PYTEST_ARGS ?=
 export MUJOCO_GL ?= osmesa
 export PYOPENGL_PLATFORM ?= $(MUJOCO_GL)
 
-.PHONY: demo lerobot-demo test test-all wheel-test pytest type lint format check doc schema setup clean
+.PHONY: demo lerobot-demo libraries test test-all wheel-test pytest type lint format check doc schema setup clean
 
 setup: $(VENV)/.stamp-dev
 
@@ -57,7 +58,16 @@ ifdef COVERAGE
 	@$(BIN)/python -m coverage report --sort=-miss | sed -n '1,12p;$$p'
 endif
 
-test-all: $(VENV)/.stamp-dev
+# Each library has an environment of its own over this one (scripts/library_env.sh).
+LIBRARIES := torchrl tianshou rllib sbx skrl minari rl_zoo3
+
+.venv-libraries/%/.stamp: scripts/library_env.sh $(VENV)/.stamp-dev
+	bash scripts/library_env.sh $*
+	@touch $@
+
+libraries: $(LIBRARIES:%=.venv-libraries/%/.stamp)
+
+test-all: $(VENV)/.stamp-dev libraries
 	$(BIN)/python -m pytest --all $(PYTEST_ARGS)
 
 pytest: test

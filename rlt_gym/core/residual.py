@@ -13,6 +13,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from rlt_gym.core.flat import part_of
+from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.split_step import SplitStepWrapper
 
 
@@ -48,7 +49,9 @@ class ResidualAction:
         space = flat["observation_space"] if flat else observation
         chunk = flat["action_shape"] if flat else action.shape
         if not isinstance(space, spaces.Dict) or "vla_ref" not in space.spaces or space["vla_ref"].shape != chunk:
-            raise ValueError(f"ResidualAction needs an observation with vla_ref {chunk}, as RLToken-LIBERO-v0; got {space}")
+            raise ValueError(
+                f"ResidualAction needs an observation with vla_ref {chunk}, as RLToken-LIBERO-v0; got {space}"
+            )
         size = np.asarray(scale, dtype=np.float32)
         if size.shape not in ((), chunk[-1:]) or not (np.isfinite(size).all() and (size > 0).all()):
             raise ValueError(f"scale must be a number > 0, or {chunk[-1]} of them, got {scale!r}")
@@ -67,10 +70,11 @@ class ResidualAction:
         return np.clip(self._reference + self.scale * np.clip(asked, -1.0, 1.0), self._low, self._high)
 
 
-class _ResidualVectorAction(ResidualAction, SplitStepWrapper):
+class _ResidualVectorAction(ResidualAction, MemberAccess, SplitStepWrapper):
     def __init__(self, env: VectorEnv, scale: float | Sequence[float] = 0.25):
         self._read(env, env.single_observation_space, env.single_action_space, scale)
         super().__init__(env)
+        self.autoreset_mode = env.metadata["autoreset_mode"]
         self.single_action_space = spaces.Box(-1.0, 1.0, env.single_action_space.shape, np.float32)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 

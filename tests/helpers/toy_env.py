@@ -9,9 +9,9 @@ import numpy as np
 
 from rlt_gym.core.chunk_vector_env import Task
 from rlt_gym.core.episodes import Episode, EpisodeSequence
+from rlt_gym.core.flat import FlatVectorEnv
 from rlt_gym.core.in_process import InProcessVectorEnv
 from rlt_gym.core.robot_spec import ProprioPart, RobotSpec
-from rlt_gym.core.flat import FlatVectorEnv
 from rlt_gym.core.single_env import SingleEnv, arguments_of_one
 from rlt_gym.testing import FakeRLTokenVectorEnv
 
@@ -142,7 +142,7 @@ def make_fake(**kwargs):
 
 gym.register("ToyRLToken-v0", vector_entry_point=ToyVectorEnv)
 # Its training states depend on the seed, its policies can learn.
-gym.register("FakeRLToken-v0", entry_point=make_fake, vector_entry_point=make_fake_vec)
+gym.register("FakeRLToken-v0", entry_point="toy_env:make_fake", vector_entry_point="toy_env:make_fake_vec")
 # As LIBERO-v0: no VLA.
 gym.register("FakeLIBERO-v0", vector_entry_point="rlt_gym.testing:FakeLiberoVectorEnv")
 gym.register("BreakingRLToken-v0", vector_entry_point=BreakingVectorEnv)
