@@ -66,7 +66,7 @@ class FlatVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
     @property
-    def unwrapped(self) -> VectorEnv:
+    def unwrapped(self) -> FlatVectorEnv:
         """This environment: the ones below have other spaces."""
         return self
 

@@ -47,7 +47,7 @@ class ResidualAction:
         """Check spaces (of one environment) and scale."""
         flat = env.metadata.get("flat")
         space = flat["observation_space"] if flat else observation
-        chunk = flat["action_shape"] if flat else action.shape
+        chunk = flat["action_shape"] if flat else action.shape or ()
         if not isinstance(space, spaces.Dict) or "vla_ref" not in space.spaces or space["vla_ref"].shape != chunk:
             raise ValueError(
                 f"ResidualAction needs an observation with vla_ref {chunk}, as RLToken-LIBERO-v0; got {space}"
@@ -89,7 +89,7 @@ class _ResidualVectorAction(ResidualAction, MemberAccess, SplitStepWrapper):
     def step_wait(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         obs, *outcome = super().step_wait()
         self._remember(obs)
-        return obs, *outcome  # type: ignore[return-value]
+        return obs, *outcome
 
 
 class _ResidualSingleAction(ResidualAction, gym.Wrapper, RecordConstructorArgs):

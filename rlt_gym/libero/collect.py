@@ -162,7 +162,7 @@ def make_vla_env(config: CollectConfig, tasks: Sequence[LiberoTask]) -> RLTokenV
     from rlt_gym.vla.registry import load_vla
 
     vla = load_vla(config.vla or "mini", config.device or "cpu", config.vla_kwargs)
-    return make_rl_token_libero_vec(
+    env = make_rl_token_libero_vec(
         num_envs=config.num_envs,
         suite=tasks[0].suite,
         task_ids=[task.task_id for task in tasks],
@@ -175,6 +175,8 @@ def make_vla_env(config: CollectConfig, tasks: Sequence[LiberoTask]) -> RLTokenV
         assets=config.assets,
         **recording_kwargs(config, tasks[0].suite, config.chunk_length or vla.spec.horizon),
     )
+    assert isinstance(env, RLTokenVectorEnv)
+    return env
 
 
 def recording_kwargs(config: CollectConfig, suite: str, chunk_length: int) -> dict[str, Any]:
