@@ -262,8 +262,9 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
             ``None`` (or a list of it) keeps the present one.
         :param options: ``init_states`` switches the split; ``reset_mask`` (bool (num_envs,)) resets a part;
             ``shard`` (k, n) leaves, from this full reset to the next one, only the episodes k, k + n, k + 2n, ... of
-            the sequence, so that n environments can divide an evaluation among them; ``episodes``, a list of
-            (task_id, initial state), takes the sequence's place: whichever environment is free plays the next one.
+            the sequence, so that n environments can divide an evaluation among them; ``turns`` lets each environment
+            leave out that many episodes, to go on where others stopped; ``episodes``, a list of (task_id, initial
+            state), takes the sequence's place: whichever environment is free plays the next one.
             Once all are given out, an environment without one idles: it keeps its last observation, and its actions
             are ignored (reward 0, both flags false, ``chunk_steps`` 0). Others, which libraries pass to every
             environment (Minari's ``minari_autoseed``), are ignored with a warning.
@@ -272,7 +273,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
         :raises gymnasium.error.ClosedEnvironmentError: The environment was closed.
         """
         self._check_open()
-        mask, split, shard, episodes = self.sequence.checked_options(options, [task.task_id for task in self.tasks])
+        checked = self.sequence.checked_options(options, [task.task_id for task in self.tasks])
+        mask, split, shard, turns, episodes = checked
         if not mask.all():
             self._check_no_step("reset")
         if any(episode is None for env, episode in enumerate(self.episodes) if not mask[env]):
@@ -283,6 +285,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
         if mask.all():
             self.sequence.restart(split, seed, shard)
             self._idle.clear()
+            if turns is not None:
+                self.sequence.go_on(turns)
             if episodes is not None:
                 self.sequence.play_list(episodes)
         elif seed is not None:

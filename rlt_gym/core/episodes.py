@@ -131,14 +131,17 @@ class EpisodeSequence:
 
     def checked_options(
         self, options: dict[str, Any] | None, task_ids: Sequence[int] = ()
-    ) -> tuple[np.ndarray, str | None, tuple[int, int] | None, Sequence[tuple[int, int]] | None]:
+    ) -> tuple[
+        np.ndarray, str | None, tuple[int, int] | None, Sequence[int] | None, Sequence[tuple[int, int]] | None
+    ]:
         """
         Read what a reset was given.
 
-        :param options: ``init_states``, ``reset_mask``, ``shard`` and ``episodes``; others are ignored with a warning.
+        :param options: ``init_states``, ``reset_mask``, ``shard``, ``turns`` and ``episodes``; others are ignored with
+            a warning.
         :param task_ids: Numbers of the tasks.
         :return: Which environments to reset, bool (N,); the split to switch to, or ``None``; the shard, or ``None``;
-            the list of episodes, (index of the task, initial state) each, or ``None``.
+            the turns, or ``None``; the list of episodes, (index of the task, initial state) each, or ``None``.
         :raises ValueError: A bad value, or a switch of the split for a part of the environments.
         """
         options = dict(options or {})
@@ -146,10 +149,11 @@ class EpisodeSequence:
         mask = options.pop("reset_mask", None)
         split = options.pop("init_states", None)
         shard = options.pop("shard", None)
+        turns = options.pop("turns", None)
         if options:
             warnings.warn(
                 f"The reset options {sorted(map(str, options))} are ignored; this environment takes init_states, "
-                "reset_mask, shard and episodes",
+                "reset_mask, shard, turns and episodes",
                 stacklevel=4,
             )
         if shard is not None and not 0 <= shard[0] < shard[1]:
@@ -164,9 +168,11 @@ class EpisodeSequence:
             raise ValueError(f"reset_mask must select at least one environment, got {mask!r}")
         if not mask.all() and split not in (None, self.split):
             raise ValueError("init_states can only be switched for all environments at once: leave reset_mask out")
+        if turns is not None and (not mask.all() or len(turns) != self.num_envs or min(turns) < 0):
+            raise ValueError(f"turns must be {self.num_envs} numbers of 0 or more, in a full reset, got {turns!r}")
         if episodes is not None:
-            if shard is not None or not mask.all():
-                raise ValueError("episodes are a list for all environments: leave reset_mask and shard out")
+            if shard is not None or turns is not None or not mask.all():
+                raise ValueError("episodes are a list for all environments: leave reset_mask, shard and turns out")
             size = self.sizes[self.split if split is None else split]
             if not len(episodes) or any(task not in task_ids or not 0 <= state < size for task, state in episodes):
                 raise ValueError(
@@ -174,7 +180,7 @@ class EpisodeSequence:
                     f"a state from 0 to {size - 1}, got {list(episodes)!r}"
                 )
             episodes = [(task_ids.index(task), state) for task, state in episodes]
-        return mask, split, shard, episodes
+        return mask, split, shard, turns, episodes
 
     @property
     def init_state_counts(self) -> dict[str, int]:
@@ -267,6 +273,19 @@ class EpisodeSequence:
             self._listed.appendleft(self._taken[env])
         else:
             self._next[env] -= 1
+
+    @property
+    def turns(self) -> list[int]:
+        """How many episodes of the sequence each environment has begun, for the reset option ``turns``."""
+        return list(self._next)
+
+    def go_on(self, turns: Sequence[int]) -> None:
+        """
+        Let the environments leave out the first episodes of the sequence.
+
+        :param turns: How many each of them leaves out, see :attr:`turns`.
+        """
+        self._next = [int(turn) for turn in turns]
 
     def reseed(self, seed: int) -> None:
         """

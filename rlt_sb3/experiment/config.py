@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import yaml
 
+from rlt_gym.cluster.connection import RayConfig
 from rlt_sb3.experiment.algorithms import RESERVED, algorithm_names, get_algorithm
 from rlt_sb3.experiment.imports import HOOKS
 
@@ -79,6 +80,19 @@ class EnvConfig:
 
 
 @dataclass
+class RolloutConfig:
+    """Where training episodes are played.
+
+    :param workers: number of processes on a Ray cluster, each with its own simulators, frozen VLA and RL-token encoder;
+        None: the simulators of ``env.num_envs`` on this machine, without Ray
+    :param envs_per_worker: number of simulators of each worker; None: ``env.num_envs``
+    """
+
+    workers: int | None = None
+    envs_per_worker: int | None = None
+
+
+@dataclass
 class EvalSettings:
     """The evaluations of a run.
 
@@ -108,6 +122,8 @@ class TrainConfig:
     :param name: name of the run; its folder is ``out/name`` (``name-2`` and so on if that one exists)
     :param out: folder that holds the runs
     :param env: the environment
+    :param rollout: where training episodes are played: on this machine, or by workers on a cluster
+    :param ray: the cluster
     :param algorithm: "rlt", "tqc" (the baseline: sb3-contrib's TQC on the same observations),
         or another registered algorithm
     :param algorithms: algorithm -> keyword arguments of its class, which ``rlt train --help`` lists. In a file and on
@@ -137,6 +153,8 @@ class TrainConfig:
     name: str = "rlt"
     out: str = "runs"
     env: EnvConfig = field(default_factory=EnvConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     algorithm: str = "rlt"
     algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)
     evaluation: EvalSettings = field(default_factory=EvalSettings)
@@ -168,6 +186,16 @@ class TrainConfig:
         """Selection evaluations of the whole run, if its chunks decide when it ends."""
         return -(-self.total_chunks // self.evaluation.selection_every)
 
+    @property
+    def envs_per_worker(self) -> int:
+        """Simulators of one worker; without workers, all."""
+        return self.rollout.envs_per_worker or self.env.num_envs
+
+    @property
+    def num_envs(self) -> int:
+        """Simulators of training."""
+        return (self.rollout.workers or 1) * self.envs_per_worker
+
     def to_dict(self) -> dict[str, Any]:
         """Return what YAML files hold: the settings, each algorithm's as a section (unless it is empty)."""
         data = asdict(self)
@@ -195,6 +223,8 @@ class TrainConfig:
         """
         at_least_one = {
             "env.num_envs": self.env.num_envs,
+            "rollout.workers": self.rollout.workers,
+            "rollout.envs_per_worker": self.rollout.envs_per_worker,
             "evaluation.n_states": self.evaluation.n_states,
             "evaluation.selection_states": self.evaluation.selection_states,
             "evaluation.selection_every": self.evaluation.selection_every,
@@ -215,6 +245,9 @@ class TrainConfig:
                 "evaluation.num_envs needs save_every, for example 1000: evaluations on separate simulators do not "
                 "interrupt training, so no resumable checkpoint is written at them."
             )
+        self.ray.check()
+        if self.rollout.workers is None and (self.rollout.envs_per_worker is not None or self.ray != RayConfig()):
+            raise ValueError("rollout.envs_per_worker and the section ray need rollout.workers, for example 2.")
         if self.max_minutes is not None and self.max_minutes <= 0:
             raise ValueError(f"max_minutes must be positive (or left out for no limit), got {self.max_minutes}.")
         if not self.name or Path(self.name).name != self.name:
@@ -343,7 +376,7 @@ def load_config(path: Path) -> TrainConfig:
     if not path.is_file():
         raise ValueError(f"There is no {path}. A run is the folder that `rlt train` wrote, for example runs/demo.")
     data = yaml.safe_load(path.read_text()) or {}
-    nested = {"env": EnvConfig, "evaluation": EvalSettings}
+    nested = {"env": EnvConfig, "rollout": RolloutConfig, "ray": RayConfig, "evaluation": EvalSettings}
     try:
         parts = {key: cls(**data.pop(key)) for key, cls in nested.items() if key in data}
         return TrainConfig.from_dict(data | parts)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from rlt_sb3.experiment.config import EnvConfig
+from rlt_sb3.experiment.config import EnvConfig, TrainConfig
 from rlt_sb3.experiment.imports import check_hooks, check_import
 
 if TYPE_CHECKING:
@@ -67,6 +69,39 @@ def make_env(
             "RLToken-LIBERO-v0."
         )
     return env
+
+
+def make_training_env(config: TrainConfig, split: str) -> gym.vector.VectorEnv:
+    """
+    Make the environment in which a run trains: here, or in parts by the workers of its cluster.
+
+    :param config: the run; if it has workers, this process is connected to the cluster
+    :param split: the initial states to begin with
+    :return: the environment
+    :raises ValueError: as of :func:`make_env`
+    :raises ClusterError: if the cluster has no room for the workers
+    """
+    if config.rollout.workers is None:
+        return make_env(config.env, split, config.seed)
+    from rlt_gym.cluster.vector_env import RayVectorEnv
+
+    part = replace(config.env, num_envs=config.envs_per_worker)
+    return RayVectorEnv(
+        partial(_make_part, part, split, config.seed, config.torch_threads),
+        config.rollout.workers,
+        config.envs_per_worker,
+        split,
+        config.seed,
+        config.ray.of_worker(config.envs_per_worker),
+        config.ray.timeout,
+    )
+
+
+def _make_part(config: EnvConfig, split: str, seed: int, threads: int | None) -> gym.vector.VectorEnv:
+    """Make the environment of one worker, in its process."""
+    check_device(config.device or "cpu")
+    set_threads(threads, config.device or "cpu")
+    return make_env(config, split, seed)
 
 
 def check_device(device: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.logger import KVWriter, Logger
 
+from rlt_gym.cluster.connection import ClusterError
 from rlt_gym.vla.base import VLAUnavailableError
 from rlt_sb3.callbacks.base import StatefulCallback
 from rlt_sb3.callbacks.budget import BudgetCallback
@@ -257,6 +258,7 @@ class Training:
 
         :raises KeyboardInterrupt: after a checkpoint, if the run was interrupted
         :raises VLAUnavailableError: after a checkpoint, if the VLA runs elsewhere and cannot be reached any more
+        :raises ClusterError: after a checkpoint, if the cluster has no room for a worker any more
         """
         run, model, config = self.run, self.model, self.config
         run.progress.phase("training")
@@ -268,7 +270,7 @@ class Training:
                         left, callback=CallbackList(list(self.callbacks.values())), log_interval=config.log_interval,
                         reset_num_timesteps=False,
                     )  # fmt: skip
-                except VLAUnavailableError:  # the chunk that it could not see is lost, all before it is stored
+                except (VLAUnavailableError, ClusterError):  # the chunk that it could not see is lost, all before it is stored
                     self.checkpoints.finish()
                     raise
             try:

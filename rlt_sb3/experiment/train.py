@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlt_gym.cluster.connection import ClusterError, connected
 from rlt_gym.vla.base import VLAUnavailableError
 from rlt_sb3.common.errors import RunError
 from rlt_sb3.common.fingerprint import check_run
@@ -19,7 +21,7 @@ from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
 from rlt_sb3.experiment.checkpoints import Checkpoint, find_checkpoint, later_checkpoints, resumable_checkpoints
 from rlt_sb3.experiment.config import TrainConfig, load_config, save_config
 from rlt_sb3.experiment.context import Run
-from rlt_sb3.experiment.environment import check_device, make_env, set_threads
+from rlt_sb3.experiment.environment import check_device, make_env, make_training_env, set_threads
 from rlt_sb3.experiment.interrupt import Interrupt
 from rlt_sb3.experiment.models import as_predictor, load_model, resolve_settings
 from rlt_sb3.experiment.practice import lowest_point, milestones, training_minutes
@@ -66,7 +68,8 @@ def train(config: TrainConfig) -> TrainResult:
         trained on other frozen weights than the environment's, before anything is played
     :raises CheckpointError: if a checkpoint cannot be written or read
     :raises KeyboardInterrupt: after saving, if interrupted
-    :raises RunError: after saving, if the frozen VLA runs elsewhere and cannot be reached any more
+    :raises RunError: after saving, if the frozen VLA runs elsewhere and cannot be reached any more, or if the cluster
+        has no room for a worker any more
     """
     config.check()
     import torch
@@ -75,9 +78,10 @@ def train(config: TrainConfig) -> TrainResult:
     import torch._dynamo  # noqa: F401
 
     from rlt_sb3.common.loggers import import_wandb
-    from rlt_sb3.experiment.report import write_report
+    from rlt_sb3.experiment.report import read_evaluations, write_report
 
-    check_device(config.env.device or "cpu")
+    if config.rollout.workers is None:  # else each worker checks it on its machine
+        check_device(config.env.device or "cpu")
     device = get_algorithm(config.algorithm).device(config.settings)
     check_device(device)
     resolve_settings(config.algorithm, config.settings)
@@ -87,7 +91,19 @@ def train(config: TrainConfig) -> TrainResult:
     if folder is None:  # a run that was begun goes on
         check_token(config.env, config.accept_poor_token)
     set_threads(config.torch_threads, device)
-    env = eval_env = make_env(config.env, "eval", config.seed)
+    with _cluster(config):
+        result = _train(config, folder, checkpoint, data)
+    write_report(result.run)
+    print(summary(read_evaluations(result.run)))
+    print(f"\nEverything is in {result.run}; open {result.run / 'report.html'}")
+    return result
+
+
+def _train(
+    config: TrainConfig, folder: Path | None, checkpoint: Checkpoint | None, data: dict[str, Any] | None
+) -> TrainResult:
+    """Make the environment, and carry out or resume the run in it."""
+    env = eval_env = make_training_env(config, "eval")
     progress = Progress(enabled=config.progress)
     with Interrupt() as interrupt:
         try:
@@ -100,23 +116,25 @@ def train(config: TrainConfig) -> TrainResult:
             run = Run(config, env, eval_env, files, progress, interrupt, data)
             save_config(config, files.path / "config.yaml")
             _plan(progress, config, GUESSED_CHUNKS)
-            progress.say(f"Run {files.path}: {config.env.id}, {config.env.num_envs} simulators, seed {config.seed}")
+            where = "" if config.rollout.workers is None else f" of {config.rollout.workers} workers"
+            progress.say(f"Run {files.path}: {config.env.id}, {config.num_envs} simulators{where}, seed {config.seed}")
             try:
-                result = _phases(run, checkpoint)
+                return _phases(run, checkpoint)
             except KeyboardInterrupt:
                 progress.say(f"Interrupted, {_how_to_go_on(files.path)}")
                 raise
-            except VLAUnavailableError as error:
+            except (VLAUnavailableError, ClusterError) as error:
                 raise RunError(f"{error} Then: {_how_to_go_on(files.path)}") from error
         finally:
             progress.close()
             env.close()
             if eval_env is not env:
                 eval_env.close()
-    write_report(files.path)
-    print(summary(run.data))
-    print(f"\nEverything is in {files.path}; open {files.path / 'report.html'}")
-    return result
+
+
+def _cluster(config: TrainConfig) -> AbstractContextManager[Any]:
+    workers, needs = config.rollout.workers or 0, config.ray.of_worker(config.envs_per_worker)
+    return connected(config.ray, workers * needs["num_cpus"]) if workers else nullcontext()
 
 
 def _how_to_go_on(folder: Path) -> str:
@@ -179,7 +197,8 @@ def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[
     folder, checkpoint = find_checkpoint(Path(config.resume))
     saved = load_config(folder / "config.yaml")
     fixed = {name: (attrgetter(name)(saved), attrgetter(name)(config)) for name in FIXED}
-    fixed["env"] = replace(saved.env, device=None), replace(config.env, device=None)
+    fixed["env"] = replace(saved.env, device=None, num_envs=1), replace(config.env, device=None, num_envs=1)
+    fixed["the number of simulators"] = saved.num_envs, config.num_envs
     for name in saved.algorithms | config.algorithms:
         must_keep = get_algorithm(name).fixed
         fixed[name] = must_keep(saved.algorithms.get(name, {})), must_keep(config.algorithms.get(name, {}))

@@ -1,0 +1,1 @@
+"""Environments on more than one machine, by Ray."""

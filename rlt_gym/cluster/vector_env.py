@@ -1,0 +1,419 @@
+"""A vector environment whose parts are played by Ray actors, on one machine or on many."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.error import NoAsyncCallError
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, create_empty_array
+
+from rlt_gym.cluster.connection import ClusterError, check_room, import_ray
+from rlt_gym.cluster.remote_env import RemoteEnv
+from rlt_gym.core.episodes import EpisodeSequence
+from rlt_gym.core.members import MemberAccess
+from rlt_gym.core.split_step import StepGuard
+
+logger = logging.getLogger(__name__)
+
+#: Infos of an episode that a lost worker leaves as they were; of its last chunk nothing counts.
+_OF_THE_EPISODE = ("episode_steps", "noise_seed", "instruction", "task_id", "init_index")
+#: Infos that are not repeated for a lost worker.
+_OF_ONE_STEP = ("final_obs", "final_info", "final_frame", "inner_obs", "inner_count", "inner_frames")
+#: A worker that broke this many times in a row without one answer would break again.
+_IN_A_ROW = 3
+#: Seconds between two looks at whether a worker that waits for its place can still get one.
+_LOOK = 5.0
+
+
+class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
+    """
+    W workers with k environments each, played together as one vector environment of N = W * k.
+
+    Each worker is a Ray actor with its own simulators, frozen VLA and encoder. A step sends it k action chunks and
+    brings back k observations and infos, so pictures do not travel (films do). The episodes are those that one
+    environment with N members would play: member j of worker w is environment ``j * W + W - 1 - w``. So rows are equal
+    to that environment's, apart from the rounding of the VLA's smaller batches.
+
+    A worker that dies, hangs or loses its machine is made again wherever there is room. Its k episodes end as those of
+    a lost simulator (``worker_restarted``) and are played again from their start.
+
+    An error that a worker's environment raises is raised here.
+
+    :param make: Makes the environment of one worker, with k members and autoreset ``SAME_STEP``; picklable.
+    :param workers: W.
+    :param envs_per_worker: k.
+    :param init_states: The first split.
+    :param seed: Seed of the training split's initial states; ``None``: drawn.
+    :param needs: What a worker reserves, ``num_cpus`` and ``num_gpus``.
+    :param timeout: Seconds without an answer, or without a place, after which a worker counts as lost.
+    :param max_restarts: Restarts of each worker before an error is raised.
+    :raises ValueError: The workers' environment has another autoreset mode.
+    :raises ClusterError: There is no room for the workers.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], VectorEnv],
+        workers: int,
+        envs_per_worker: int,
+        init_states: str = "train",
+        seed: int | None = None,
+        needs: Mapping[str, float] | None = None,
+        timeout: float = 600.0,
+        max_restarts: int = 10,
+    ):
+        self._ray = import_ray()
+        self._make, self._timeout, self._max_restarts = make, timeout, max_restarts
+        self._needs = {"num_cpus": 1.0, "num_gpus": 0.0} | dict(needs or {})
+        self.workers, self.num_envs = workers, workers * envs_per_worker
+        #: Indices of each worker's environments.
+        self.members = [np.arange(envs_per_worker) * workers + workers - 1 - w for w in range(workers)]
+        #: How often each worker was replaced, and how many of its simulators were before that.
+        self._lost_workers = np.zeros(workers, dtype=np.int64)
+        self._in_a_row = [0] * workers
+        self._restarts_before = np.zeros(self.num_envs, dtype=np.int64)
+        self._restarts = np.zeros(self.num_envs, dtype=np.int64)
+        self._filmed: frozenset[int] = frozenset()
+        self._actors: list[Any] = []
+        check_room(workers, self._needs)
+        try:
+            self._actors = [self._actor() for _ in range(workers)]
+            started = [actor.start.remote() for actor in self._actors]
+            described = [self._wait_for_place(reference) for reference in started]
+        except BaseException:
+            self.close()
+            raise
+        for name, value in described[0].items():
+            setattr(self, name, value)
+        if self.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
+            self.close()
+            raise ValueError(f"Workers need autoreset_mode SAME_STEP, got {self.metadata.get('autoreset_mode')!r}.")
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
+        #: Which episodes the workers play; they are told at every reset, and remember nothing.
+        self.sequence = EpisodeSequence(self.num_envs, len(getattr(self, "tasks", (0,))), init_states, seed)
+        self._obs: list[Any] = [None] * workers
+        self._infos: list[dict[str, Any]] = [{}] * workers
+
+    @property
+    def worker_restarts(self) -> int:
+        """How many simulators were lost so far, alone or with their worker."""
+        return int(self._restarts.sum())
+
+    # ------------------------------------------------------------------ resets and steps
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """
+        Begin new episodes in all environments.
+
+        :param seed: As :class:`~rlt_gym.core.chunk_vector_env.ChunkVectorEnv` takes it.
+        :param options: ``init_states`` and ``shard``, as it takes them.
+        :return: Observations and infos.
+        :raises ValueError: A bad seed or option, or one that works on one machine only.
+        """
+        self._check_open()
+        mask, split, shard, turns, episodes = self.sequence.checked_options(options)
+        if not mask.all() or turns is not None or episodes is not None:
+            raise ValueError("Workers on a cluster take the reset options init_states and shard only.")
+        seed = self.sequence.base_seed(seed)
+        self._begun = None
+        self.sequence.restart(split, seed, shard)
+        asked = [self._actors[worker].reset.remote(*self._start_of(worker)) for worker in range(self.workers)]
+        for worker, reference in enumerate(asked):
+            try:
+                self._obs[worker], self._infos[worker] = self._answer(worker, reference)
+            except _LostWorkerError as failure:
+                self._replace(worker, failure)
+        for env in range(self.num_envs):
+            self.sequence.next(env)
+        self._count_restarts()
+        return self._joined(self._obs), merge_infos(self._parts(self._infos), self.num_envs)
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """
+        Play one chunk in every environment.
+
+        :param actions: Chunks (N, C, d).
+        :return: As of :meth:`step_wait`.
+        """
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """
+        Begin a step: the workers play from now on.
+
+        :param actions: Chunks (N, C, d).
+        :raises ValueError: Wrong shape or non-finite values; nothing has been executed.
+        """
+        self._check_open()
+        self._check_no_step("step_async")
+        actions = np.asarray(actions, dtype=np.float32)
+        if actions.shape != self.action_space.shape or not np.isfinite(actions).all():
+            raise ValueError(
+                f"actions must be finite numbers of the shape {self.action_space.shape}, got the shape {actions.shape}"
+                f"{'' if np.isfinite(actions).all() else ' with NaN or infinite values'}."
+            )
+        self._begun = [
+            actor.step.remote(actions[members]) for actor, members in zip(self._actors, self.members, strict=True)
+        ]
+
+    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """
+        Wait for all workers.
+
+        :return: Observations, rewards (N,), terminations (N,), truncations (N,), infos, as one environment with N
+            members returns them.
+        :raises NoAsyncCallError: No step has begun.
+        :raises ClusterError: A worker is lost, and none can take its place.
+        """
+        self._check_open()
+        if self._begun is None:
+            raise NoAsyncCallError("call step_async() before step_wait()", "step_wait")
+        asked, self._begun = self._begun, None
+        rewards = np.zeros(self.num_envs, dtype=np.float64)
+        flags = np.zeros((2, self.num_envs), dtype=bool)
+        infos: list[dict[str, Any]] = []
+        for worker, reference in enumerate(asked):
+            members = self.members[worker]
+            try:
+                answer = self._answer(worker, reference)
+                self._obs[worker], rewards[members], flags[0, members], flags[1, members], self._infos[worker] = answer
+                self._take_turns(members, self._infos[worker])
+                infos.append(self._infos[worker])
+            except _LostWorkerError as failure:
+                flags[1, members] = True
+                infos.append(self._replace_in_step(worker, failure))
+        self._count_restarts()
+        return self._joined(self._obs), rewards, flags[0], flags[1], merge_infos(self._parts(infos), self.num_envs)
+
+    def _take_turns(self, members: np.ndarray, infos: Mapping[str, Any]) -> None:
+        """Note which environments have begun an episode: the next one, or, where a simulator was lost, the same."""
+        ended = infos.get("_final_obs", np.zeros(len(members), dtype=bool))
+        lost = infos.get("final_info", {}).get("worker_restarted", np.zeros(len(members), dtype=bool))
+        for env, again in zip(members[ended], lost[ended], strict=True):
+            if again:
+                self.sequence.repeat(env)
+            self.sequence.next(env)
+
+    def _count_restarts(self) -> None:
+        """Add what was lost with whole workers to what their environments count."""
+        for members, infos in zip(self.members, self._infos, strict=True):
+            for part in (infos, infos.get("final_info", {})):
+                if "worker_restarts" in part:
+                    part["worker_restarts"] = part["worker_restarts"] + self._restarts_before[members]
+            reported = infos.get("worker_restarts")
+            self._restarts[members] = self._restarts_before[members] if reported is None else reported
+
+    def _joined(self, parts: Sequence[Any]) -> Any:
+        """Put the workers' observations into one batch of new arrays."""
+        batch = create_empty_array(self.single_observation_space, self.num_envs)
+        for members, part in zip(self.members, parts, strict=True):
+            if isinstance(self.single_observation_space, spaces.Dict):
+                for key, values in part.items():
+                    batch[key][members] = values
+            else:
+                batch[members] = part
+        return batch
+
+    def _parts(self, infos: Sequence[dict[str, Any]]) -> list[tuple[np.ndarray, dict[str, Any]]]:
+        return list(zip(self.members, infos, strict=True))
+
+    # ------------------------------------------------------------------ workers
+
+    def _actor(self) -> Any:
+        remote = self._ray.remote(RemoteEnv)
+        return remote.options(scheduling_strategy="SPREAD", max_restarts=0, **self._needs).remote(self._make)
+
+    def _answer(self, worker: int, reference: Any) -> Any:
+        """Wait for an answer; raises what the environment raised, or _LostWorkerError."""
+        answer = self._get(reference, self._timeout)
+        self._in_a_row[worker] = 0
+        return answer
+
+    def _get(self, reference: Any, timeout: float) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(reference, timeout=timeout)
+        except errors.GetTimeoutError as error:
+            raise _LostWorkerError(f"no answer within {timeout:g} s") from error
+        except errors.RayTaskError as error:
+            raise error.cause from None
+        except errors.RayError as error:
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            raise _LostWorkerError(f"{type(error).__name__}: {lines[0] if lines else ''}") from error
+
+    def _wait_for_place(self, reference: Any) -> Any:
+        """Wait until a new worker has its place and its environment; an error if it can have none."""
+        end = time.monotonic() + self._timeout
+        while not self._ray.wait([reference], timeout=_LOOK)[0]:
+            check_room(self.workers, self._needs)
+            if time.monotonic() > end:
+                raise ClusterError(
+                    f"A worker that needs {self._needs['num_cpus']:g} CPUs and {self._needs['num_gpus']:g} GPUs has not "
+                    f"started within ray.timeout={self._timeout:g} s: others use the cluster (`ray status`), or "
+                    "the machine is slow."
+                )
+        return self._get(reference, self._timeout)
+
+    def _start_of(self, worker: int) -> tuple[int, dict[str, Any]]:
+        """Make the arguments of a worker's reset: its share of the whole sequence, from the present place on."""
+        (index, count), members = self.sequence.shard, self.members[worker]
+        held_out = self.sequence.split != "train"
+        return self.sequence.held_out_seed if held_out else self.sequence.seed, {
+            "init_states": self.sequence.split,
+            "shard": (worker * count + index, self.workers * count),
+            "turns": [self.sequence.turns[env] for env in members],
+        }
+
+    def _replace(self, worker: int, failure: Exception) -> None:
+        """Make a worker again; its environments begin the episodes whose turn it is in the sequence."""
+        while True:
+            self._lost_workers[worker] += 1
+            self._in_a_row[worker] += 1
+            if self._lost_workers[worker] > self._max_restarts or self._in_a_row[worker] > _IN_A_ROW:
+                raise ClusterError(
+                    f"Worker {worker} of the cluster broke again after {self._lost_workers[worker] - 1} restarts. The "
+                    f"last failure: {failure}"
+                ) from failure
+            logger.warning("making worker %d of the cluster again: %s", worker, failure)
+            self._ray.kill(self._actors[worker])
+            self._restarts_before[self.members[worker]] = self._restarts[self.members[worker]] + 1
+            self._restarts[self.members[worker]] += 1
+            check_room(self.workers, self._needs)
+            actor = self._actors[worker] = self._actor()
+            try:
+                self._wait_for_place(actor.start.remote())
+                if self._filmed:
+                    self._film(worker)
+                answer = self._get(actor.reset.remote(*self._start_of(worker)), self._timeout)
+                self._obs[worker], self._infos[worker] = answer
+                return
+            except _LostWorkerError as error:
+                failure = error
+
+    def _replace_in_step(self, worker: int, failure: Exception) -> dict[str, Any]:
+        """Make a worker again whose episodes were being played. Return the infos of the step in which it was lost."""
+        members, last, before = self.members[worker], self._obs[worker], self._infos[worker]
+        for env in members:
+            self.sequence.repeat(env)
+        self._replace(worker, failure)
+        for env in members:
+            self.sequence.next(env)
+        everywhere = np.ones(len(members), dtype=bool)
+        restarted = {"worker_restarted": everywhere, "_worker_restarted": everywhere}
+        final_info = _blank(before) | restarted
+        if "worker_restarts" in before:
+            final_info["worker_restarts"] = np.zeros(len(members), dtype=np.int64)
+        final_obs = np.full(len(members), None, dtype=object)
+        for row in range(len(members)):
+            final_obs[row] = {key: values[row] for key, values in last.items()} if isinstance(last, dict) else last[row]
+        self._infos[worker] = self._infos[worker] | restarted | {
+            "final_obs": final_obs, "_final_obs": everywhere, "final_info": final_info, "_final_info": everywhere,
+        }  # fmt: skip
+        if getattr(self, "obs_stride", None) is not None:
+            count = len(range(self.obs_stride, self.chunk_length, self.obs_stride))
+            inner = {key: np.zeros((len(members), count, *value.shape[1:]), value.dtype) for key, value in last.items()}
+            self._infos[worker] |= {"inner_obs": inner, "inner_count": np.zeros(len(members), dtype=np.int64)}
+        return self._infos[worker]
+
+    # ------------------------------------------------------------------ others
+
+    def film(self, envs: Iterable[int] = ()) -> None:
+        """
+        Draw environments also inside the next chunks, see :meth:`rlt_gym.core.drawing.Drawing.film`.
+
+        :param envs: Indices of the environments.
+        :raises ValueError: There is no ``render_mode``.
+        """
+        self._filmed = frozenset(int(env) for env in envs)
+        if self._filmed and self.render_mode is None:
+            raise ValueError("film needs an environment with render_mode='rgb_array', got None")
+        for worker in range(self.workers):
+            self._film(worker)
+
+    def _film(self, worker: int) -> None:
+        """Send it without waiting: calls arrive in their order, and the next one notices a lost worker."""
+        self._actors[worker].film.remote([row for row, env in enumerate(self.members[worker]) if env in self._filmed])
+
+    def render(self) -> tuple[np.ndarray, ...] | None:
+        """
+        Draw every environment.
+
+        :return: One frame per environment, black where a worker is lost; ``None`` without ``render_mode``.
+        """
+        self._check_open()
+        if self.render_mode is None:
+            return None
+        self._check_no_step("render")
+        asked = [actor.render.remote() for actor in self._actors]
+        frames: dict[int, np.ndarray] = {}
+        for members, reference in zip(self.members, asked, strict=True):
+            try:
+                frames |= dict(zip(members.tolist(), self._get(reference, self._timeout), strict=True))
+            except _LostWorkerError as failure:  # its episodes end in the next step, which replaces it
+                logger.warning("a worker of the cluster draws no pictures: %s", failure)
+        black = np.zeros_like(next(iter(frames.values()))) if frames else np.zeros((256, 256, 3), dtype=np.uint8)
+        return tuple(frames.get(env, black) for env in range(self.num_envs))
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """
+        End the workers and their simulators.
+
+        :param kwargs: Ignored; Gymnasium passes the arguments of ``close``.
+        """
+        if self._actors and self._ray.is_initialized():
+            self._ray.wait([actor.close.remote() for actor in self._actors], num_returns=len(self._actors), timeout=10)
+            for actor in self._actors:
+                self._ray.kill(actor)
+        self._actors = []
+
+
+class _LostWorkerError(ClusterError):
+    """A worker died, hangs, or its machine is gone; another one can take its place."""
+
+
+def merge_infos(parts: Sequence[tuple[np.ndarray, Mapping[str, Any]]], num_envs: int) -> dict[str, Any]:
+    """
+    Put Gymnasium's vector infos of parts together, as the whole vector environment would have made them.
+
+    :param parts: Indices of a part's environments, and its infos: arrays (k, ...) and dicts of such.
+    :param num_envs: Of the whole.
+    :return: Its infos, new arrays; where a part lacks a key: zeros, ``None`` in arrays of objects.
+    """
+    merged: dict[str, Any] = {}
+    for key in dict.fromkeys(key for _, infos in parts for key in infos):
+        having = [(members, infos[key]) for members, infos in parts if key in infos]
+        first = having[0][1]
+        if isinstance(first, Mapping):
+            merged[key] = merge_infos(having, num_envs)
+            continue
+        shape = (num_envs, *np.shape(first)[1:])
+        objects = np.asarray(first).dtype == object
+        merged[key] = np.full(shape, None, dtype=object) if objects else np.zeros(shape, np.asarray(first).dtype)
+        for members, values in having:
+            merged[key][members] = deepcopy(values) if objects else values
+    return merged
+
+
+def _blank(infos: Mapping[str, Any]) -> dict[str, Any]:
+    """Infos of a chunk of which nothing is known: zeros, except for what belongs to the episode."""
+    blank: dict[str, Any] = {}
+    for key, value in infos.items():
+        if key.removeprefix("_") in _OF_ONE_STEP:
+            continue
+        if key in _OF_THE_EPISODE or key.startswith("_"):
+            blank[key] = value
+        else:
+            blank[key] = _blank(value) if isinstance(value, Mapping) else np.zeros_like(value)
+    return blank
