@@ -373,7 +373,8 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
         :param kwargs: Ignored; Gymnasium passes the arguments of ``close``.
         """
         if self._actors and self._ray.is_initialized():
-            self._ray.wait([actor.close.remote() for actor in self._actors], num_returns=len(self._actors), timeout=10)
+            # simulators end with their worker in any case
+            self._ray.wait([actor.close.remote() for actor in self._actors], num_returns=len(self._actors), timeout=3)
             for actor in self._actors:
                 self._ray.kill(actor)
         self._actors = []

@@ -1,0 +1,171 @@
+"""Rows of Ray workers against those of one environment, and what becomes of lost workers."""
+
+import os
+import signal
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+ray = pytest.importorskip("ray")
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from rlt_gym.cluster.connection import ClusterError, RayConfig, check_room, connected  # noqa: E402
+from rlt_gym.cluster.vector_env import RayVectorEnv  # noqa: E402
+from rlt_gym.testing import FakeRLTokenVectorEnv  # noqa: E402
+
+STORE = 80 << 20
+NEEDS = {"num_cpus": 1.0, "num_gpus": 0.0}
+FAKE = {"task_ids": (0, 3), "obs_stride": 3, "render_mode": "rgb_array", "max_episode_steps": 12}
+
+
+def check_equal(ours, theirs, place=""):
+    """Bit for bit, the types of the numbers included."""
+    if isinstance(theirs, dict):
+        assert ours.keys() == theirs.keys(), place
+        for key in theirs:
+            check_equal(ours[key], theirs[key], f"{place}/{key}")
+    elif isinstance(theirs, tuple | list) or (isinstance(theirs, np.ndarray) and theirs.dtype == object):
+        for one, other in zip(ours, theirs, strict=True):
+            check_equal(one, other, place)
+    elif isinstance(theirs, np.ndarray):
+        assert ours.dtype == theirs.dtype, place
+        np.testing.assert_array_equal(ours, theirs, err_msg=place)
+    else:
+        assert ours == theirs, place
+
+
+def check_same_episodes(ours, theirs, plan):
+    """Play both. Return how many episodes ended."""
+    ended, rng = 0, np.random.default_rng(0)
+    for options, seed, steps in plan:
+        now = [env.reset(seed=seed, options=options) for env in (ours, theirs)]
+        check_equal(*now, place=str(options))
+        for step in range(steps):
+            reference = now[1][0]["vla_ref"]
+            actions = np.clip(reference + rng.normal(0.0, 0.1, reference.shape), -1, 1).astype(np.float32)
+            now = [env.step(actions) for env in (ours, theirs)]
+            check_equal(*now, place=f"{options} {step}")
+            ended += int(np.sum(now[1][2] | now[1][3]))
+    return ended
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    soon = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_failure_threshold": 2}
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 3, "object_store_memory": STORE, "_system_config": soon},
+    )
+    with connected(RayConfig(made.address), 3):
+        yield made
+    made.shutdown()
+
+
+def fake(workers, per_worker, **more):
+    return RayVectorEnv(partial(FakeRLTokenVectorEnv, per_worker, **FAKE), workers, per_worker, "eval", 0, NEEDS, **more)
+
+
+def test_rows_are_those_of_one_environment(cluster):
+    ours, theirs = fake(3, 2), FakeRLTokenVectorEnv(6, init_states="eval", **FAKE)
+    evaluation, selection = {"init_states": "eval"}, {"init_states": "selection"}
+    try:
+        plan = [(evaluation, 3, 8), (selection, None, 5), (evaluation | {"shard": (1, 3)}, None, 4)]
+        assert check_same_episodes(ours, theirs, plan) > 20
+        for env in (ours, theirs):
+            env.film([1, 4])
+        check_equal(ours.render(), theirs.render())
+        assert check_same_episodes(ours, theirs, [(evaluation, None, 3)])
+        assert ours.call("obs_stride") == (3,) * 6
+    finally:
+        ours.close()
+
+
+def test_errors_are_those_of_one_environment(cluster):
+    env = fake(1, 2)
+    try:
+        env.reset()
+        with pytest.raises(ValueError, match="init_states and shard only"):
+            env.reset(options={"reset_mask": np.array([True, False])})
+        with pytest.raises(ValueError, match="with NaN or infinite values"):
+            env.step(np.full(env.action_space.shape, np.nan))
+        with pytest.raises(ValueError, match="init_states must be one of"):
+            env.reset(options={"init_states": "test"})
+        with pytest.raises(ValueError, match="chunk_length must be an integer in 1..100, got 0"):
+            RayVectorEnv(partial(FakeRLTokenVectorEnv, 2, chunk_length=0), 1, 2, needs=NEEDS)
+    finally:
+        env.close()
+    with pytest.raises(ClusterError, match=r"4 workers with 1 CPUs and 0 GPUs each do not fit: .* 3 CPUs"):
+        fake(4, 1)
+    with pytest.raises(ClusterError, match="1 workers with 1 CPUs and 0.5 GPUs each do not fit"):
+        check_room(1, NEEDS | {"num_gpus": 0.5})
+
+
+def place_of(actor):
+    """Its machine and its process."""
+    return ray.get(actor.__ray_call__.remote(lambda self: (ray.get_runtime_context().get_node_id(), os.getpid())))
+
+
+def kill_machine(cluster, machine):
+    cluster.remove_node(machine, allow_graceful=False)
+    while any(row["NodeID"] == machine.node_id and row["Alive"] for row in ray.nodes()):
+        time.sleep(0.1)
+
+
+def test_a_lost_machine_costs_its_episodes_only(cluster):
+    """It dies between two steps. All rows of the others are those of an undisturbed run."""
+    machine = cluster.add_node(num_cpus=3, object_store_memory=STORE)
+    ours, theirs = fake(3, 2, timeout=60.0), FakeRLTokenVectorEnv(6, init_states="eval", **FAKE)
+    try:
+        for env in (ours, theirs):
+            env.reset(seed=3)
+        actions = np.zeros((6, 4, 7), dtype=np.float32)
+        check_equal(ours.step(actions), theirs.step(actions))
+        lost = [w for w, actor in enumerate(ours._actors) if place_of(actor)[0] == machine.node_id]
+        assert lost and len(lost) < 3  # SPREAD
+        before = ours.step(actions)
+        check_equal(before, theirs.step(actions))
+        kill_machine(cluster, machine)
+        members = np.concatenate([ours.members[w] for w in lost])
+        rest = np.setdiff1d(np.arange(6), members)
+        obs, rewards, terminations, truncations, infos = ours.step(actions)
+        expected = theirs.step(actions)
+        assert infos["worker_restarted"].tolist() == [env in members for env in range(6)]
+        assert truncations[members].all() and not terminations[members].any() and not rewards[members].any()
+        for key in obs:
+            np.testing.assert_array_equal(obs[key][rest], expected[0][key][rest])
+        np.testing.assert_array_equal(rewards[rest], expected[1][rest])
+        for env in members:
+            final, old = infos["final_info"], before[4]
+            check_equal(infos["final_obs"][env], {key: value[env] for key, value in before[0].items()})
+            assert final["chunk_steps"][env] == 0 and not final["step_rewards"][env].any()
+            assert final["init_index"][env] == old["init_index"][env] == infos["init_index"][env]  # plays it again
+            assert final["episode_steps"][env] == old["episode_steps"][env] and infos["episode_steps"][env] == 0
+            assert infos["worker_restarts"][env] == final["worker_restarts"][env] == 1
+        assert ours.worker_restarts == len(members)
+        for _ in range(6):  # whole episodes: those that were lost are played, and none is left out
+            obs, _, _, _, infos = ours.step(actions)
+            expected = theirs.step(actions)
+            for key in obs:
+                np.testing.assert_array_equal(obs[key][rest], expected[0][key][rest])
+            assert not infos["worker_restarted"].any()
+        ours._needs["num_cpus"] = 2.0  # as if the machine that is left were smaller
+        os.kill(place_of(ours._actors[0])[1], signal.SIGKILL)
+        with pytest.raises(ClusterError, match="3 workers with 2 CPUs and 0 GPUs each do not fit: .* 1 machines"):
+            ours.step(actions)
+    finally:
+        ours.close()
+
+
+def test_a_worker_that_hangs_is_made_again(cluster):
+    env = fake(1, 2, timeout=30.0)
+    try:
+        first, _ = env.reset(seed=1)
+        os.kill(place_of(env._actors[0])[1], signal.SIGSTOP)
+        env._answer = lambda worker, reference: env._get(reference, 1.0)
+        obs, _, _, truncations, infos = env.step(np.zeros(env.action_space.shape, dtype=np.float32))
+        assert truncations.all() and infos["worker_restarted"].all() and infos["init_index"].tolist() == [1, 0]
+        check_equal(obs, first)
+    finally:
+        env.close()
