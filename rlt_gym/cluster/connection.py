@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -96,9 +97,10 @@ def connected(config: RayConfig, cpus: float) -> Iterator[Any]:
     here["num_cpus"] = max(len(os.sched_getaffinity(0)), math.ceil(cpus))
     arguments = here if config.address is None else {"address": config.address}
     try:
+        _check_reachable(config.address)
         ray.init(**arguments, logging_level="warning", runtime_env={"env_vars": forwarded()})
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ClusterError(
             f"There is no Ray cluster at ray.address {config.address!r} ({reason}): start one with `ray start --head`, "
             "or leave the address out."
@@ -107,6 +109,13 @@ def connected(config: RayConfig, cpus: float) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str | None) -> None:
+    """Fail at once where Ray itself would try for minutes."""
+    host, colon, port = (address or "").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.removeprefix("ray://").strip("[]"), int(port)), timeout=10).close()
 
 
 def forwarded() -> dict[str, str]:
