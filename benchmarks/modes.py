@@ -1,12 +1,15 @@
-"""Three ways to run LIBERO with a VLA in the loop, and what each costs: spawn, persistent and step-lock.
+"""Ways to run LIBERO with a VLA in the loop, and what each costs: spawn, persistent, step-lock and Ray.
 
     python benchmarks/modes.py --envs 16 --json modes.json
     python benchmarks/modes.py --envs 2 --episodes 1 --modes persistent,steplock
+    python benchmarks/modes.py --envs 16 --modes steplock,ray --workers 4
 
 - "spawn": each episode has a new simulator process, which ends with it. All environments of a round start at once; the
   VLA answers one at a time.
 - "persistent": the processes stay. All simulators play at the same time; the VLA answers one at a time.
 - "steplock": the processes stay, and the VLA answers all environments at once. This is ``gymnasium.make_vec``.
+- "ray": step-lock in ``--workers`` Ray actors on this machine, each with a VLA of its own. This is ``rlt train
+  --rollout.workers``. CPU time is not counted.
 
 Every mode plays the VLA's own chunks in episodes of the same length, resets included, nothing learns. Starting the
 processes counts in "spawn" only. The table has control steps per second of wall time and of CPU time (all processes,
@@ -21,6 +24,8 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +34,16 @@ import processes
 import torch
 import unshadow  # noqa: F401
 
+from rlt_gym.cluster.connection import RayConfig, connected
+from rlt_gym.cluster.vector_env import RayVectorEnv
 from rlt_gym.libero.make import make_rl_token_libero_vec
 
 
 def cpu_seconds(envs: list[Any]) -> float:
     """CPU time of this process, of its children that have ended, and of the running workers."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    running = sum(processes.cpu_seconds(pid) for env in envs for pid in env.unwrapped.worker_pids)
+    pids = [pid for env in envs for pid in getattr(env.unwrapped, "worker_pids", ())]
+    running = sum(processes.cpu_seconds(pid) for pid in pids)
     return time.process_time() + ended.ru_utime + ended.ru_stime + running
 
 
@@ -54,9 +62,13 @@ def play(envs: list[Any], chunks: int) -> int:
 
 def measure(mode: str, arguments: argparse.Namespace, make: Callable[[int], Any]) -> dict[str, float]:
     """Control steps, wall and CPU seconds of a mode."""
-    sizes = [arguments.envs] if mode == "steplock" else [1] * arguments.envs
+    sizes = [arguments.envs] if mode in ("steplock", "ray") else [1] * arguments.envs
     envs: list[Any] = []
-    if mode != "spawn":
+    if mode == "ray":
+        per_worker = arguments.envs // arguments.workers
+        envs = [RayVectorEnv(partial(make, per_worker), arguments.workers, per_worker, seed=0)]
+        play(envs, 1)
+    elif mode != "spawn":
         envs = [make(size) for size in sizes]
         play(envs, 1)  # not measured: the first pictures are slow
     before, start, steps = cpu_seconds(envs), time.perf_counter(), 0
@@ -68,7 +80,8 @@ def measure(mode: str, arguments: argparse.Namespace, make: Callable[[int], Any]
             for env in envs:
                 env.close()
             envs = []
-    found = {"steps": steps, "wall": time.perf_counter() - start, "cpu": cpu_seconds(envs) - before}
+    cpu = float("nan") if mode == "ray" else cpu_seconds(envs) - before
+    found = {"steps": steps, "wall": time.perf_counter() - start, "cpu": cpu}
     for env in envs:
         env.close()
     return found
@@ -79,6 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--modes", type=lambda text: text.split(","), default=["spawn", "persistent", "steplock"])
     parser.add_argument("--envs", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=1, help="of the mode ray")
     parser.add_argument("--episodes", type=int, default=2, help="episodes of each environment")
     parser.add_argument("--chunks", type=int, default=12, help="chunks of an episode")
     parser.add_argument("--suite", default="libero_spatial")
@@ -89,8 +103,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None, help="file for the numbers")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.envs % arguments.workers:
+        parser.error(f"--envs {arguments.envs} cannot be divided among --workers {arguments.workers}")
 
     def make(num_envs: int) -> Any:
+        torch.set_num_threads(1)
         return make_rl_token_libero_vec(
             num_envs, arguments.suite, [arguments.task], vla=arguments.vla, assets=arguments.assets,
             device=arguments.device, seed=0,
@@ -101,7 +118,8 @@ def main() -> None:
     print("| mode | control steps/s | per core-second | to spawn |\n|---|---|---|---|")
     results: dict[str, dict[str, float]] = {}
     for mode in arguments.modes:
-        results[mode] = found = measure(mode, arguments, make)
+        with connected(RayConfig(), arguments.workers) if mode == "ray" else nullcontext():
+            results[mode] = found = measure(mode, arguments, make)
         rate = found["steps"] / found["wall"]
         ratio = ""
         if "spawn" in results:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from rlt_gym.cluster.connection import RayConfig
+
 #: Settings of ``rlt eval`` that only a run has, and those that only a VLA has.
 ONLY_RUN = ("model", "n_states", "split", "beside_vla", "all_checkpoints", "max_parallel")
 ONLY_VLA = (
@@ -33,6 +35,8 @@ class EvalConfig:
     :param all_checkpoints: of a run: evaluate every checkpoint instead of one model
     :param max_parallel: number of checkpoints evaluated at once, each in a process with its own simulators
     :param shard: "k/n": evaluate on only the k-th of n parts of the states
+    :param workers: play in this many parts, each a task on a Ray cluster with its own simulators, and join them
+    :param ray: the cluster
     :param merge: files of all parts, to join into one evaluation: ``rlt eval --merge FILE FILE ...``
     :param device: torch device of VLA and model; None: the run's ``env.device`` for the VLA, "cpu" otherwise
     :param out: JSON file to write; of a run with a CSV beside it, None: ``RUN/eval-MODEL-SPLIT.json``; of a VLA with an
@@ -63,6 +67,8 @@ class EvalConfig:
     all_checkpoints: bool = False
     max_parallel: int = 1
     shard: str | None = None
+    workers: int | None = None
+    ray: RayConfig = field(default_factory=RayConfig)
     merge: list[str] | None = None
     device: str | None = None
     out: str | None = None
@@ -92,7 +98,8 @@ class EvalConfig:
                 f"{' and '.join(given) or 'none of them'}."
             )
         defaults = {entry.name: entry.default for entry in fields(self)}
-        others = {"run": ONLY_VLA, "vla": ONLY_RUN, "merge": (*ONLY_RUN, *ONLY_VLA, "tasks", "shard")}[given[0]]
+        only_vla = [name for name in ONLY_VLA if name != "films"]  # of parts, they are joined
+        others = {"run": ONLY_VLA, "vla": ONLY_RUN, "merge": (*ONLY_RUN, *only_vla, "tasks", "shard", "workers")}[given[0]]
         changed = [name for name in others if getattr(self, name) != defaults[name]]
         if changed:
             what = {"run": "a run", "vla": "a VLA", "merge": "merge"}[given[0]]
@@ -101,6 +108,13 @@ class EvalConfig:
             raise ValueError(f"tasks must be one or more different numbers, for example --tasks 0 1, got {self.tasks}.")
         if self.num_envs is not None and self.num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {self.num_envs}.")
+        self.ray.check()
+        if self.workers is None and self.ray != RayConfig():
+            raise ValueError("The section ray needs workers, for example --workers 2.")
+        if self.workers is not None and (self.workers < 1 or self.all_checkpoints or self.shard is not None):
+            raise ValueError(
+                f"workers must be at least 1, without all_checkpoints and shard, got {self.workers}: leave those out."
+            )
         if self.max_parallel < 1 or (self.max_parallel > 1 and not self.all_checkpoints):
             raise ValueError(
                 "max_parallel must be 1, or with all_checkpoints a larger number of processes, got "

@@ -14,6 +14,7 @@ from rlt_sb3.evaluation.results import Evaluation, dumps
 from rlt_sb3.experiment.eval_config import CompareConfig, EvalConfig
 from rlt_sb3.experiment.evaluate_run import evaluate_run, merge_run
 from rlt_sb3.experiment.evaluate_vla import evaluate_vla, write_result
+from rlt_sb3.experiment.ray_eval import evaluate_on_ray
 
 
 def evaluate(config: EvalConfig) -> Evaluation | BenchmarkResult:
@@ -25,12 +26,14 @@ def evaluate(config: EvalConfig) -> Evaluation | BenchmarkResult:
     :raises ValueError: for settings that do not go together, before anything is loaded
     """
     config.check()
+    if config.workers is not None:
+        return evaluate_on_ray(config)
     if config.merge is not None:
         files = [Path(name) for name in config.merge]
         if not any(is_benchmark(file) for file in files):
             return merge_run(config)
         path = Path(config.out) if config.out else files[0].with_name(f"{files[0].stem}-merged.json")
-        return write_result(path, merge(files), [file.parent for file in files])
+        return write_result(path, merge(files), [file.parent for file in files], config.films)
     return evaluate_run(config) if config.run is not None else evaluate_vla(config)
 
 

@@ -83,12 +83,9 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
     }
     if vla is not None:
         data["vla"] = vla.to_dict()
-    suffix = _tasks_suffix(config)
     if config.shard is not None:
         data["shard"] = [shard[0] + 1, shard[1]]
-        suffix += f"-{shard[0] + 1}of{shard[1]}"
-    path = Path(config.out) if config.out else run / f"eval-{label}-{split}{suffix}.json"
-    _write(path, data)
+    _write(output_path(config), data)
     return result
 
 
@@ -190,6 +187,20 @@ def _known_vla(run: Path, split: str, pairs: range) -> Evaluation | None:
     if any(pair not in rows for pair in pairs):
         return None
     return Evaluation(FROZEN_VLA[0], split, [rows[pair] for pair in pairs])
+
+
+def output_path(config: EvalConfig) -> Path:
+    """
+    Name the file of an evaluation.
+
+    :param config: settings of the command, with a run and one model
+    """
+    if config.out is not None:
+        return Path(config.out)
+    assert config.run is not None
+    label = config.model if config.model in (*MODELS, "vla") else Path(config.model).stem
+    shard = "" if config.shard is None else "-" + config.shard.replace("/", "of")
+    return Path(config.run) / f"eval-{label}-{config.split or 'eval'}{_tasks_suffix(config)}{shard}.json"
 
 
 def _tasks_suffix(config: EvalConfig) -> str:

@@ -64,7 +64,7 @@ def evaluate_vla(config: EvalConfig) -> BenchmarkResult:
     result = BenchmarkResult(header, None if config.shard is None else (shard[0] + 1, shard[1]))
     if not result.places:
         raise ValueError(f"shard {config.shard} has no initial state: there are fewer states than parts.")
-    path = Path(config.out) if config.out else _default_path(config, header)
+    path = Path(config.out) if config.out else default_path(config)
     if path.exists():
         result = _resumed(path, result)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,10 +189,15 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _default_path(config: EvalConfig, header: dict[str, Any]) -> Path:
+def default_path(config: EvalConfig) -> Path:
+    """
+    Name the file of an evaluation for which no other was given.
+
+    :param config: settings of the command
+    """
     name = re.sub(r"[^\w.-]+", "-", str(config.vla)).strip("-.")
     suffix = "" if config.shard is None else "-" + config.shard.replace("/", "of")
-    return Path(f"eval-{name}-{header['protocol']['name']}{suffix}.json")
+    return Path(f"eval-{name}-{config.protocol or 'rlt'}{suffix}.json")
 
 
 def _resumed(path: Path, new: BenchmarkResult) -> BenchmarkResult:

@@ -7,12 +7,14 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from rlt_gym.cluster.connection import ClusterError, RayConfig, check_room, connected  # noqa: E402
 from rlt_gym.cluster.vector_env import RayVectorEnv  # noqa: E402
+from rlt_gym.libero.make import make_rl_token_libero_vec  # noqa: E402
 from rlt_gym.testing import FakeRLTokenVectorEnv  # noqa: E402
 
 STORE = 80 << 20
@@ -80,6 +82,34 @@ def test_rows_are_those_of_one_environment(cluster):
         assert ours.call("obs_stride") == (3,) * 6
     finally:
         ours.close()
+
+
+@pytest.mark.sim
+@pytest.mark.expensive
+@pytest.mark.parametrize(("workers", "per_worker", "names"), [(1, 2, ("mini", "auto")), (2, 1, ("one_row:OneRow", "mean"))])
+def test_rows_of_libero_are_those_of_one_environment(cluster, workers, per_worker, names, monkeypatch):
+    """In batches of other sizes the VLA rounds otherwise: so one worker, or a VLA and a token without batches."""
+    monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "one_row")
+    kwargs = {
+        "task_ids": [1, 2], "vla": names[0], "rl_token": names[1], "assets": "embedded", "obs_stride": 4,
+        "max_episode_steps": 24, "seed": 0,
+    }  # fmt: skip
+    ours = RayVectorEnv(partial(make_libero_part, per_worker, **kwargs), workers, per_worker, seed=0, needs=NEEDS)
+    theirs = make_rl_token_libero_vec(workers * per_worker, **kwargs)
+    try:
+        train, selection = {"init_states": "train"}, {"init_states": "selection"}
+        assert ours.metadata["fingerprint"] == theirs.metadata["fingerprint"]
+        assert check_same_episodes(ours, theirs, [(train, 5, 7), (selection, None, 4), (train, None, 4)]) >= 6
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def make_libero_part(num_envs, **kwargs):
+    """As runs make their parts: one thread, a module of ours."""
+    os.environ["RLT_ALLOWED_IMPORTS"] = "one_row"
+    torch.set_num_threads(1)
+    return make_rl_token_libero_vec(num_envs, **kwargs)
 
 
 def test_errors_are_those_of_one_environment(cluster):

@@ -1,5 +1,6 @@
 """Runs whose training episodes are played by workers on a Ray cluster."""
 
+import json
 import os
 import signal
 import subprocess
@@ -26,7 +27,8 @@ RAY = RayConfig(num_cpus=1, timeout=60)
 
 def config(out, **changes):
     evaluation = EvalSettings(4, 4, 50, videos=False)
-    return quick(out, "toy_env:FakeRLToken-v0", total_chunks=160, save_every=40, evaluation=evaluation, **changes)
+    changes = {"total_chunks": 160, "save_every": 40, "evaluation": evaluation} | changes
+    return quick(out, "toy_env:FakeRLToken-v0", **changes)
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +83,7 @@ def test_killed_run_goes_on_and_equals_one_without_ray(tmp_path):
     assert len(rows) > 10 and rows == without_clocks(whole / "metrics.csv")
 
 
+@pytest.mark.expensive
 def test_a_killed_worker_costs_its_chunks_only(tmp_path, monkeypatch):
     """Its two chunks are counted and not stored, and the run ends as usual."""
     original, steps = RayVectorEnv.step_async, []
@@ -97,6 +100,31 @@ def test_a_killed_worker_costs_its_chunks_only(tmp_path, monkeypatch):
     checkpoint = find_checkpoint(run)[1]
     buffer = load_from_pkl(checkpoint.path / BUFFER)
     assert checkpoint.chunks == 160 and buffer.rows_stored == 160 - 2
+
+
+@pytest.mark.expensive
+def test_an_evaluation_in_parts_is_the_whole_one(tmp_path):
+    """Digit for digit, of a run's model and the frozen VLA beside it."""
+    run = train(config(tmp_path, total_chunks=40)).run
+    arguments = ["eval", str(run), "--n_states", "7", "--progress", "false", "--split", "selection"]
+    assert main([*arguments, "--out", str(tmp_path / "whole.json")]) == 0
+    assert main([*arguments, "--workers", "3", "--ray.num_cpus", "1"]) == 0
+    written = run / "eval-best-selection.json"
+    assert json.loads(written.read_text()) == json.loads((tmp_path / "whole.json").read_text())
+    assert written.with_suffix(".csv").read_text() == (tmp_path / "whole.csv").read_text()
+
+
+@pytest.mark.sim
+@pytest.mark.expensive
+def test_a_vla_in_parts_is_the_whole_one(tmp_path):
+    """On LIBERO."""
+    arguments = ["eval", "--vla", "mini", "--suites", "libero_goal", "--tasks", "1", "--episodes", "4", "--films", "1"]
+    arguments += ["--max_episode_steps", "40", "--num_envs", "2", "--assets", "embedded", "--progress", "false"]
+    assert main([*arguments, "--out", str(tmp_path / "whole.json")]) == 0
+    assert main([*arguments, "--out", str(tmp_path / "parts.json"), "--workers", "2", "--ray.num_cpus", "1"]) == 0
+    whole, parts = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("whole", "parts"))
+    assert whole["suites"] == parts["suites"] and whole.keys() == parts.keys()
+    assert len(list((tmp_path / "parts-films").iterdir())) == len(list((tmp_path / "whole-films").iterdir())) == 1
 
 
 @pytest.mark.parametrize(
