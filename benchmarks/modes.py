@@ -60,7 +60,7 @@ def play(envs: list[Any], chunks: int) -> int:
     return steps
 
 
-def measure(mode: str, arguments: argparse.Namespace, make: Callable[[int], Any]) -> dict[str, float]:
+def measure(mode: str, arguments: argparse.Namespace, make: Callable[[int], Any]) -> dict[str, Any]:
     """Control steps, wall and CPU seconds of a mode."""
     sizes = [arguments.envs] if mode in ("steplock", "ray") else [1] * arguments.envs
     envs: list[Any] = []
@@ -80,7 +80,7 @@ def measure(mode: str, arguments: argparse.Namespace, make: Callable[[int], Any]
             for env in envs:
                 env.close()
             envs = []
-    cpu = float("nan") if mode == "ray" else cpu_seconds(envs) - before
+    cpu = None if mode == "ray" else cpu_seconds(envs) - before
     found = {"steps": steps, "wall": time.perf_counter() - start, "cpu": cpu}
     for env in envs:
         env.close()
@@ -107,6 +107,8 @@ def main() -> None:
         parser.error(f"--envs {arguments.envs} cannot be divided among --workers {arguments.workers}")
 
     def make(num_envs: int) -> Any:
+        import unshadow  # noqa: F401  (in a worker of Ray)
+
         torch.set_num_threads(1)
         return make_rl_token_libero_vec(
             num_envs, arguments.suite, [arguments.task], vla=arguments.vla, assets=arguments.assets,
@@ -116,7 +118,7 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     print(f"{arguments.suite} {arguments.task}, {arguments.vla}, {arguments.envs} environments, {cores} cores\n")
     print("| mode | control steps/s | per core-second | to spawn |\n|---|---|---|---|")
-    results: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for mode in arguments.modes:
         with connected(RayConfig(), arguments.workers) if mode == "ray" else nullcontext():
             results[mode] = found = measure(mode, arguments, make)
@@ -124,7 +126,8 @@ def main() -> None:
         ratio = ""
         if "spawn" in results:
             ratio = f"{rate / (results['spawn']['steps'] / results['spawn']['wall']):.1f}"
-        print(f"| {mode} | {rate:.1f} | {found['steps'] / found['cpu']:.1f} | {ratio} |", flush=True)
+        per_core = f"{found['steps'] / found['cpu']:.1f}" if found["cpu"] else ""
+        print(f"| {mode} | {rate:.1f} | {per_core} | {ratio} |", flush=True)
     if arguments.json:
         shown = {key: str(value) for key, value in vars(arguments).items()}
         arguments.json.write_text(json.dumps({"arguments": shown, "cores": cores, "results": results}, indent=2) + "\n")

@@ -217,7 +217,7 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
 
     def _joined(self, parts: Sequence[Any]) -> Any:
         """Put the workers' observations into one batch of new arrays."""
-        batch = create_empty_array(self.single_observation_space, self.num_envs)
+        batch: Any = create_empty_array(self.single_observation_space, self.num_envs)
         for members, part in zip(self.members, parts, strict=True):
             if isinstance(self.single_observation_space, spaces.Dict):
                 for key, values in part.items():
@@ -260,8 +260,8 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
             check_room(self.workers, self._needs)
             if time.monotonic() > end:
                 raise ClusterError(
-                    f"A worker that needs {self._needs['num_cpus']:g} CPUs and {self._needs['num_gpus']:g} GPUs has not "
-                    f"started within ray.timeout={self._timeout:g} s: others use the cluster (`ray status`), or "
+                    f"A worker that needs {self._needs['num_cpus']:g} CPUs and {self._needs['num_gpus']:g} GPUs has "
+                    f"not started within ray.timeout={self._timeout:g} s: others use the cluster (`ray status`), or "
                     "the machine is slow."
                 )
         return self._get(reference, self._timeout)
@@ -305,10 +305,10 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
     def _replace_in_step(self, worker: int, failure: Exception) -> dict[str, Any]:
         """Make a worker again whose episodes were being played. Return the infos of the step in which it was lost."""
         members, last, before = self.members[worker], self._obs[worker], self._infos[worker]
-        for env in members:
+        for env in members.tolist():
             self.sequence.repeat(env)
         self._replace(worker, failure)
-        for env in members:
+        for env in members.tolist():
             self.sequence.next(env)
         everywhere = np.ones(len(members), dtype=bool)
         restarted = {"worker_restarted": everywhere, "_worker_restarted": everywhere}
@@ -321,8 +321,9 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
         self._infos[worker] = self._infos[worker] | restarted | {
             "final_obs": final_obs, "_final_obs": everywhere, "final_info": final_info, "_final_info": everywhere,
         }  # fmt: skip
-        if getattr(self, "obs_stride", None) is not None:
-            count = len(range(self.obs_stride, self.chunk_length, self.obs_stride))
+        stride = getattr(self, "obs_stride", None)
+        if stride is not None:
+            count = len(range(stride, self.single_action_space.shape[0], stride))  # type: ignore[index]
             inner = {key: np.zeros((len(members), count, *value.shape[1:]), value.dtype) for key, value in last.items()}
             self._infos[worker] |= {"inner_obs": inner, "inner_count": np.zeros(len(members), dtype=np.int64)}
         return self._infos[worker]

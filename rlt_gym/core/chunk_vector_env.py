@@ -273,8 +273,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
         :raises gymnasium.error.ClosedEnvironmentError: The environment was closed.
         """
         self._check_open()
-        checked = self.sequence.checked_options(options, [task.task_id for task in self.tasks])
-        mask, split, shard, turns, episodes = checked
+        ids = [task.task_id for task in self.tasks]
+        mask, split, shard, turns, episodes = self.sequence.checked_options(options, ids)
         if not mask.all():
             self._check_no_step("reset")
         if any(episode is None for env, episode in enumerate(self.episodes) if not mask[env]):
@@ -285,8 +285,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
         if mask.all():
             self.sequence.restart(split, seed, shard)
             self._idle.clear()
-            if turns is not None:
-                self.sequence.go_on(turns)
+            self.sequence.go_on(turns)
             if episodes is not None:
                 self.sequence.play_list(episodes)
         elif seed is not None:

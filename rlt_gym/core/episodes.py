@@ -131,9 +131,7 @@ class EpisodeSequence:
 
     def checked_options(
         self, options: dict[str, Any] | None, task_ids: Sequence[int] = ()
-    ) -> tuple[
-        np.ndarray, str | None, tuple[int, int] | None, Sequence[int] | None, Sequence[tuple[int, int]] | None
-    ]:
+    ) -> tuple[np.ndarray, str | None, tuple[int, int] | None, Sequence[int] | None, Sequence[tuple[int, int]] | None]:
         """
         Read what a reset was given.
 
@@ -279,13 +277,14 @@ class EpisodeSequence:
         """How many episodes of the sequence each environment has begun, for the reset option ``turns``."""
         return list(self._next)
 
-    def go_on(self, turns: Sequence[int]) -> None:
+    def go_on(self, turns: Sequence[int] | None) -> None:
         """
         Let the environments leave out the first episodes of the sequence.
 
-        :param turns: How many each of them leaves out, see :attr:`turns`.
+        :param turns: How many each of them leaves out, see :attr:`turns`; ``None``: nothing changes.
         """
-        self._next = [int(turn) for turn in turns]
+        if turns is not None:
+            self._next = [int(turn) for turn in turns]
 
     def reseed(self, seed: int) -> None:
         """

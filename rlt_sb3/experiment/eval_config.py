@@ -99,7 +99,9 @@ class EvalConfig:
             )
         defaults = {entry.name: entry.default for entry in fields(self)}
         only_vla = [name for name in ONLY_VLA if name != "films"]  # of parts, they are joined
-        others = {"run": ONLY_VLA, "vla": ONLY_RUN, "merge": (*ONLY_RUN, *only_vla, "tasks", "shard", "workers")}[given[0]]
+        others = {"run": ONLY_VLA, "vla": ONLY_RUN, "merge": (*ONLY_RUN, *only_vla, "tasks", "shard", "workers")}[
+            given[0]
+        ]
         changed = [name for name in others if getattr(self, name) != defaults[name]]
         if changed:
             what = {"run": "a run", "vla": "a VLA", "merge": "merge"}[given[0]]

@@ -27,7 +27,7 @@ def evaluate(config: EvalConfig) -> Evaluation | BenchmarkResult:
     """
     config.check()
     if config.workers is not None:
-        return evaluate_on_ray(config)
+        return evaluate_on_ray(config, evaluate)
     if config.merge is not None:
         files = [Path(name) for name in config.merge]
         if not any(is_benchmark(file) for file in files):

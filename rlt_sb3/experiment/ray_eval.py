@@ -1,4 +1,4 @@
-"""Evaluates in parts, each a task on a Ray cluster, and joins them: ``rlt eval ... --workers 4``."""
+"""Evaluates in parts, each a task on a Ray cluster, and joins them: ``rlt eval RUN --workers 4``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from rlt_sb3.common.errors import RunError
 from rlt_sb3.experiment.progress import quiet_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from rlt_sb3.evaluation.benchmark import BenchmarkResult
     from rlt_sb3.evaluation.results import Evaluation
     from rlt_sb3.experiment.eval_config import EvalConfig
+
+    Evaluate = Callable[[EvalConfig], Evaluation | BenchmarkResult]
 
 #: Files of a run that an evaluation reads, beside the model.
 READ = ("config.yaml", "evaluations.json")
@@ -25,19 +27,19 @@ READ = ("config.yaml", "evaluations.json")
 PART = "part.json"
 
 
-def evaluate_on_ray(config: EvalConfig) -> Evaluation | BenchmarkResult:
+def evaluate_on_ray(config: EvalConfig, evaluate: Evaluate) -> Evaluation | BenchmarkResult:
     """
     Play every part as a Ray task. A task whose machine is lost is played again elsewhere.
 
     The files of a run travel to the tasks. Everything else that settings name by a path must be there on each machine.
 
     :param config: settings with ``workers``
+    :param evaluate: ``rlt eval`` without workers
     :return: the outcome, written as the same command without workers writes it
     :raises RunError: if a VLA's file exists
     :raises ClusterError: if the cluster cannot be reached, or not even one part fits into it
     """
     from rlt_sb3.experiment.config import load_config
-    from rlt_sb3.experiment.evaluate import evaluate
     from rlt_sb3.experiment.evaluate_run import MODELS, output_path
     from rlt_sb3.experiment.evaluate_vla import NUM_ENVS, default_path
 
@@ -63,7 +65,7 @@ def evaluate_on_ray(config: EvalConfig) -> Evaluation | BenchmarkResult:
         check_room(1, needs)
         play = ray.remote(play_part).options(scheduling_strategy="SPREAD", **needs)
         shards = [f"{k}/{config.workers}" for k in range(1, config.workers + 1)]
-        waiting = {play.remote(replace(part, shard=shard), given): shard for shard in shards}
+        waiting = {play.remote(evaluate, replace(part, shard=shard), given): shard for shard in shards}
         files = {shard: Path(folder) / shard.replace("/", "of") / PART for shard in shards}
         with quiet_bar(total=len(shards), disable=not config.progress, desc="parts") as bar:
             while waiting:
@@ -73,16 +75,15 @@ def evaluate_on_ray(config: EvalConfig) -> Evaluation | BenchmarkResult:
         return evaluate(type(config)(merge=[str(files[shard]) for shard in shards], out=str(path), films=config.films))
 
 
-def play_part(config: EvalConfig, files: Mapping[str, bytes]) -> dict[str, bytes]:
+def play_part(evaluate: Evaluate, config: EvalConfig, files: Mapping[str, bytes]) -> dict[str, bytes]:
     """
     Play one part, in a Ray task.
 
+    :param evaluate: ``rlt eval`` without workers
     :param config: its settings
     :param files: contents of the run's files by name, none for a VLA
     :return: contents of the files that the evaluation wrote, by path
     """
-    from rlt_sb3.experiment.evaluate import evaluate
-
     with tempfile.TemporaryDirectory(prefix="rlt-part-") as folder:
         run, out = Path(folder) / "run", Path(folder) / "out"
         for path in (run, out):
@@ -112,4 +113,3 @@ def _unpack(written: Mapping[str, bytes], folder: Path, config: EvalConfig) -> N
     if config.run is not None:
         data = json.loads(written[PART]) | {"run": config.run, "model": config.model}
         (folder / PART).write_text(json.dumps(data))
-

@@ -270,7 +270,10 @@ class Training:
                         left, callback=CallbackList(list(self.callbacks.values())), log_interval=config.log_interval,
                         reset_num_timesteps=False,
                     )  # fmt: skip
-                except (VLAUnavailableError, ClusterError):  # the chunk that it could not see is lost, all before it is stored
+                except (
+                    VLAUnavailableError,
+                    ClusterError,
+                ):  # the chunk that it could not see is lost, all before it is stored
                     self.checkpoints.finish()
                     raise
             try:

@@ -66,7 +66,9 @@ def cluster():
 
 
 def fake(workers, per_worker, **more):
-    return RayVectorEnv(partial(FakeRLTokenVectorEnv, per_worker, **FAKE), workers, per_worker, "eval", 0, NEEDS, **more)
+    return RayVectorEnv(
+        partial(FakeRLTokenVectorEnv, per_worker, **FAKE), workers, per_worker, "eval", 0, NEEDS, **more
+    )
 
 
 def test_rows_are_those_of_one_environment(cluster):
@@ -86,7 +88,9 @@ def test_rows_are_those_of_one_environment(cluster):
 
 @pytest.mark.sim
 @pytest.mark.expensive
-@pytest.mark.parametrize(("workers", "per_worker", "names"), [(1, 2, ("mini", "auto")), (2, 1, ("one_row:OneRow", "mean"))])
+@pytest.mark.parametrize(
+    ("workers", "per_worker", "names"), [(1, 2, ("mini", "auto")), (2, 1, ("one_row:OneRow", "mean"))]
+)
 def test_rows_of_libero_are_those_of_one_environment(cluster, workers, per_worker, names, monkeypatch):
     """In batches of other sizes the VLA rounds otherwise: so one worker, or a VLA and a token without batches."""
     monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "one_row")
@@ -122,13 +126,13 @@ def test_errors_are_those_of_one_environment(cluster):
             env.step(np.full(env.action_space.shape, np.nan))
         with pytest.raises(ValueError, match="init_states must be one of"):
             env.reset(options={"init_states": "test"})
-        with pytest.raises(ValueError, match="chunk_length must be an integer in 1..100, got 0"):
+        with pytest.raises(ValueError, match=r"chunk_length must be an integer in 1\.\.100, got 0"):
             RayVectorEnv(partial(FakeRLTokenVectorEnv, 2, chunk_length=0), 1, 2, needs=NEEDS)
     finally:
         env.close()
     with pytest.raises(ClusterError, match=r"4 workers with 1 CPUs and 0 GPUs each do not fit: .* 3 CPUs"):
         fake(4, 1)
-    with pytest.raises(ClusterError, match="1 workers with 1 CPUs and 0.5 GPUs each do not fit"):
+    with pytest.raises(ClusterError, match=r"1 workers with 1 CPUs and 0\.5 GPUs each do not fit"):
         check_room(1, NEEDS | {"num_gpus": 0.5})
 
 
@@ -182,7 +186,7 @@ def test_a_lost_machine_costs_its_episodes_only(cluster):
             assert not infos["worker_restarted"].any()
         ours._needs["num_cpus"] = 2.0  # as if the machine that is left were smaller
         os.kill(place_of(ours._actors[0])[1], signal.SIGKILL)
-        with pytest.raises(ClusterError, match="3 workers with 2 CPUs and 0 GPUs each do not fit: .* 1 machines"):
+        with pytest.raises(ClusterError, match=r"3 workers with 2 CPUs and 0 GPUs each do not fit: .* 1 machines"):
             ours.step(actions)
     finally:
         ours.close()

@@ -5,6 +5,7 @@ import pytest
 
 from rlt_gym.core.episodes import EpisodeSequence
 from rlt_gym.libero.vector_env import LiberoVectorEnv
+from rlt_gym.testing import FakeLiberoVectorEnv
 
 TASKS = (1, 8, 5)
 
@@ -62,6 +63,21 @@ def test_an_evaluation_does_not_set_practice_back():
     assert sequence.next(1).number == 4
     sequence.restart(seed=7)
     assert [sequence.next(env).number for env in (0, 1)] == [1, 0]
+
+
+def test_another_environment_goes_on_where_one_stopped():
+    """The reset option ``turns``: episodes in the middle of a sequence."""
+    first = FakeLiberoVectorEnv(2, task_ids=(0, 1, 2), max_episode_steps=8)
+    first.reset(options={"init_states": "eval"})
+    actions = np.zeros(first.action_space.shape)
+    for _ in range(3):
+        infos = first.step(actions)[4]
+    other = FakeLiberoVectorEnv(2, task_ids=(0, 1, 2), max_episode_steps=8)
+    turns = [turn - 1 for turn in first.sequence.turns]
+    _, again = other.reset(options={"init_states": "eval", "turns": turns})
+    assert again["init_index"].tolist() == infos["init_index"].tolist() == [7, 6]
+    with pytest.raises(ValueError, match="turns must be 2 numbers of 0 or more"):
+        other.reset(options={"turns": [1]})
 
 
 @pytest.mark.parametrize("group_size", [0, 1.5, True])
