@@ -107,7 +107,7 @@ def main() -> None:
         parser.error(f"--envs {arguments.envs} cannot be divided among --workers {arguments.workers}")
 
     def make(num_envs: int) -> Any:
-        import unshadow  # noqa: F401  (in a worker of Ray)
+        import unshadow  # noqa: F401, F811  (in a worker of Ray)
 
         torch.set_num_threads(1)
         return make_rl_token_libero_vec(
