@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import tempfile
 from dataclasses import replace
@@ -94,7 +96,8 @@ def play_part(evaluate: Evaluate, config: EvalConfig, files: Mapping[str, bytes]
             config = replace(config, run=str(run))
             if Path(config.model).suffix:
                 config = replace(config, model=str(run / Path(config.model).name))
-        evaluate(replace(config, out=str(out / PART)))
+        with contextlib.redirect_stdout(io.StringIO()):  # the table of the whole is printed at the end
+            evaluate(replace(config, out=str(out / PART)))
         return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
