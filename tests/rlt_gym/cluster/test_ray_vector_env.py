@@ -130,7 +130,7 @@ def test_errors_are_those_of_one_environment(cluster):
             RayVectorEnv(partial(FakeRLTokenVectorEnv, 2, chunk_length=0), 1, 2, needs=NEEDS)
     finally:
         env.close()
-    with pytest.raises(ClusterError, match=r"4 workers with 1 CPUs and 0 GPUs each do not fit: .* 3 CPUs"):
+    with pytest.raises(ClusterError, match=r"4 workers with 1 CPUs and 0 GPUs each do not fit: .*3 CPUs"):
         fake(4, 1)
     with pytest.raises(ClusterError, match=r"1 workers with 1 CPUs and 0\.5 GPUs each do not fit"):
         check_room(1, NEEDS | {"num_gpus": 0.5})
