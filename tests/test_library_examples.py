@@ -20,7 +20,7 @@ SETTINGS = ["--env", "toy_env:FakeRLToken-v0", "--steps", "40"]
 #: example -> library, the module that it imports, further arguments, what it prints last
 EXAMPLES = {
     "torchrl_sac.py": ("torchrl", [], r"loss \d.*, episodes [1-9]\d*, return \d.*"),
-    "tianshou_sac.py": ("tianshou", [], r"episodes [1-9]\d*, returns \[.*\], loss \d.*"),
+    "tianshou_sac.py": ("tianshou", [], r"episodes [1-9]\d*, returns \[.*\], critic loss \d.*"),
     "sbx_crossq.py": ("sbx", [], r"episodes [1-9]\d* last returns \[.*\]"),
     "skrl_sac.py": ("skrl", [], r"rows 40 rewards [1-9].*"),
     "minari_record.py": ("minari", ["--name", "toy/vla-v0"], r"episodes [1-9]\d* chunks 4\d\nreturns \[[01].0, .*\]"),

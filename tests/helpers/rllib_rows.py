@@ -29,17 +29,17 @@ def main(example, env, mode, chunks, settings="{}"):
     plain = {key: value for key, value in config.env_config.items() if key not in ("id", "flat", "init_states")}
     raw = gym.make(env, init_states="eval", **plain)
     space = raw.observation_space
-    rows = 0
+    rows = 0  # a VLA rounds differently in a batch of another size, hence the tolerances
     for episode in episodes:
         first = episode.get_infos(0)
         obs, info = raw.reset(options={"episodes": [(first["task_id"], first["init_index"])]})
         assert info["init_index"] == first["init_index"] and first["episode_steps"] == 0, first
-        np.testing.assert_array_equal(episode.get_observations(0), gym.spaces.flatten(space, obs))
+        np.testing.assert_allclose(episode.get_observations(0), gym.spaces.flatten(space, obs), atol=1e-4)
         for t in range(len(episode)):
             low, high = raw.action_space.low, raw.action_space.high
             chunk = obs["vla_ref"] + np.float32(0.25) * episode.get_actions(t).reshape(low.shape)
             obs, reward, terminated, truncated, info = raw.step(np.clip(chunk, low, high))
-            np.testing.assert_array_equal(episode.get_observations(t + 1), gym.spaces.flatten(space, obs))
+            np.testing.assert_allclose(episode.get_observations(t + 1), gym.spaces.flatten(space, obs), atol=1e-4)
             assert episode.get_rewards(t) == reward and episode.get_infos(t + 1)["chunk_steps"] == info["chunk_steps"]
             last = t == len(episode) - 1
             assert not (terminated or truncated) or last, "RLlib went on after the end of an episode"
