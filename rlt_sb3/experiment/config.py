@@ -272,6 +272,11 @@ class TrainConfig:
                 f"{self.algorithm}.policy_kwargs.train_token needs the VLA's tokens in the observations: set "
                 "env.show_tokens to true."
             )
+        if trains_token and self.rollout.workers is not None:
+            raise ValueError(
+                f"{self.algorithm}.policy_kwargs.train_token needs the RL token in this process, and rollout.workers "
+                f"is {self.rollout.workers}: leave one of them out."
+            )
         reserved = set(RESERVED) & set(self.settings)
         if reserved:
             raise ValueError(

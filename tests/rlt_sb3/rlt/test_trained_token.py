@@ -11,6 +11,7 @@ from rlt_gym.rl_token.env import RLTokenVectorEnv
 from rlt_gym.testing import FakeLiberoVectorEnv
 from rlt_gym.testing.vla import FakeVLA
 from rlt_sb3 import RLT, GymnasiumVecEnv
+from rlt_sb3.experiment.config import TrainConfig
 from rlt_sb3.rlt.settings import check_before_env
 
 N = 2
@@ -201,6 +202,13 @@ def test_a_deployed_actor_keeps_its_encoder():
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_workers_on_a_cluster_have_no_encoder_to_begin_with():
+    config = TrainConfig(algorithms={"rlt": {"policy_kwargs": {"train_token": {}}}})
+    config.env.show_tokens, config.rollout.workers = True, 2
+    with pytest.raises(ValueError, match=r"train_token needs the RL token in this process, and rollout.workers is 2"):
+        config.check()
 
 
 def test_an_encoder_without_weights_is_refused():
