@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch as th
 from rlt_models import SMALL
+from stable_baselines3.common.logger import configure
 from stable_baselines3.common.torch_layers import FlattenExtractor
 
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
@@ -145,13 +146,15 @@ def test_only_the_critics_update_moves_the_encoder():
     assert not same(moved, encoder_of(model, "actor_target"))  # a slow copy
 
 
-def test_recon_coef_trains_the_decoder():
+def test_recon_coef_trains_the_decoder(tmp_path):
     losses = []
     model = make_model(train_token={"recon_coef": 1.0, "encoder_lr": 3e-3})
+    model.set_logger(configure(str(tmp_path), ["csv"]))
     record = model._update_critic
     model._update_critic = lambda batch: losses.append(float((found := record(batch))[-1])) or found
     model.learn(160)
     assert np.mean(losses[-20:]) < 0.8 * np.mean(losses[:20])
+    assert "train/recon_loss" in (tmp_path / "progress.csv").read_text().splitlines()[0].split(",")
 
 
 def test_training_twice_saving_and_going_on(tmp_path):
