@@ -298,11 +298,9 @@ class RLTPolicy(TD3Policy):
         require("act_with", act_with, act_with in ("target", "online"), "'target' or 'online'")
         if train_token is not None:
             require("token_input", token_input, token_input, "True with train_token")
-            name, own = (
-                features_extractor_class.__name__,
-                features_extractor_class in (RLTFeatures, TrainedTokenFeatures),
-            )
-            require("features_extractor_class", name, own, "left out with train_token, which has its own")
+            name, own = features_extractor_class.__name__, (RLTFeatures, TrainedTokenFeatures)
+            allowed = "left out with train_token, which has its own"
+            require("features_extractor_class", name, features_extractor_class in own, allowed)
             features_extractor_class = TrainedTokenFeatures
             features_extractor_kwargs = (features_extractor_kwargs or {}) | dict(train_token)
         optimizer_kwargs = dict(optimizer_kwargs or {})
