@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
-import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from rlt_gym.core.chunk_vector_env import ChunkVectorEnv, Observation, Played
-from rlt_gym.core.hooks import check_hook, check_one_env
+from rlt_gym.core.worker_vector_env import WorkerVectorEnv
 from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.robot import PANDA
 from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, TRAIN_HORIZONS, get_tasks
-from rlt_gym.workers.backend import WorkerSettings, backend_settings
-from rlt_gym.workers.memory import available_memory
-from rlt_gym.workers.named import checked_int
-from rlt_gym.workers.options import WorkerOptions
-from rlt_gym.workers.pool import WorkerError, WorkerFailure, WorkerPool
+from rlt_gym.workers.backend import backend_settings
 
 RENDER_QUALITIES = ("exact", "fast", "stock")
-#: Side of the frames of ``render()``.
-FRAME_SIZE = 256
-
-#: Most tasks whose simulators a worker keeps, and bytes to reckon with for each.
-_RESIDENT, _RESIDENT_BYTES = 4, 400 << 20
+#: Bytes to reckon with for each task that a worker keeps.
+_TASK_BYTES = 400 << 20
 
 
-def _observation_space(image_size: int) -> spaces.Dict:
-    picture = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
-    proprio = spaces.Box(-np.inf, np.inf, (PANDA.proprio_size,), np.float32)
-    return spaces.Dict([*((key, deepcopy(picture)) for key in PANDA.camera_keys), ("proprio", proprio)])
-
-
-def _resident_tasks(num_tasks: int, num_envs: int) -> int:
-    """How many tasks each worker may keep in half of the memory that is free."""
-    return max(1, min(num_tasks, _RESIDENT, available_memory() // 2 // (num_envs * _RESIDENT_BYTES)))
-
-
-def _frame_of(observation: dict[str, np.ndarray]) -> np.ndarray:
-    """Take an upright frame from an observation; the simulator that could draw it is gone."""
-    picture = observation["agentview"][::-1]
-    index = np.arange(FRAME_SIZE) * len(picture) // FRAME_SIZE
-    return picture[index][:, index]
-
-
-class LiberoVectorEnv(ChunkVectorEnv):
+class LiberoVectorEnv(WorkerVectorEnv):
     """
     Steps N LIBERO simulators together, each in a process that gets one message per chunk.
 
@@ -58,8 +29,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
     the ends of chunks and episodes, :class:`~rlt_gym.core.episodes.EpisodeSequence` the order of tasks and initial
     states.
 
-    The environment supervises its workers. A worker that dies, hangs, raises or loses its GL context is replaced, and
-    its episode ends as that of a lost simulator.
+    :class:`~rlt_gym.core.worker_vector_env.WorkerVectorEnv` describes the supervision of the workers.
 
     :param num_envs: Number of simulators.
     :param suite: ``libero_spatial``, ``libero_object``, ``libero_goal``, ``libero_10`` or ``libero_90``.
@@ -124,46 +94,18 @@ class LiberoVectorEnv(ChunkVectorEnv):
         compiled: bool = True,
         **worker_options: Any,
     ):
-        options = WorkerOptions.checked(type(self).__name__, worker_options)
-        hooks = {
-            "intervention": check_hook("intervention", intervention, intervention_kwargs, 3),
-            "critical_phase": check_hook("critical_phase", critical_phase, critical_phase_kwargs, 1, False),
-        }
         tasks = get_tasks(suite, task_ids)
         if max_episode_steps is None and train_episode_steps is None:
             train_episode_steps = TRAIN_HORIZONS[suite]
-        image_size = checked_int("image_size", image_size, 16, 512)
         if render not in RENDER_QUALITIES:
             raise ValueError(f"render must be one of {RENDER_QUALITIES}, got {render!r}")
         if not isinstance(compiled, bool):
             raise ValueError(f"compiled must be True or False, got {compiled!r}")
-        super().__init__(
-            num_envs,
-            tasks,
-            _observation_space(image_size),
-            PANDA,
-            chunk_length,
-            SUITE_HORIZONS[suite] if max_episode_steps is None else max_episode_steps,
-            init_states,
-            seed,
-            autoreset_mode,
-            render_mode,
-            obs_stride,
-            train_episode_steps,
-            group_size,
-            hooks,
-        )
-        self.metadata["render"] = render
-        check_one_env(hooks["intervention"], self.num_envs)
-        resident_tasks = options.resident_tasks or _resident_tasks(len(self.tasks), self.num_envs)
+        #: Which meshes and textures the simulators have.
         self.assets = resolve_assets(assets)
-        #: Envs whose simulator cannot be asked until their next episode starts.
-        self._lost: set[int] = set()
-        #: Those that could not be sent the chunk of the present step.
-        self._unasked: dict[int, WorkerFailure] = {}
-        settings: WorkerSettings = {
-            "name": "LIBERO",
-            "backend": backend_settings(
+        super().__init__(
+            "LIBERO",
+            backend_settings(
                 "rlt_gym.libero.worker.backend:LiberoBackend",
                 suite=suite,
                 assets_path=str(self.assets.path),
@@ -171,122 +113,24 @@ class LiberoVectorEnv(ChunkVectorEnv):
                 render=render,
                 compiled=compiled,
             ),
-            "pictures": {key: (image_size, image_size, 3) for key in ("agentview", "wrist")},
-            "frame_size": FRAME_SIZE,
-            "resident": resident_tasks,
-            "hooks": {"action_size": PANDA.action_size, **self._hooks},
-        }
-        numbers = [self.sequence.place(self.sequence.number(env, 0)) for env in range(self.num_envs)]
-        first_tasks = [self.tasks[number % len(self.tasks)].task_id for number in numbers]
-        ahead = list(dict.fromkeys(first_tasks))[:resident_tasks]
-        self._pool = WorkerPool(
-            self.num_envs,
-            options.plan().with_gl(),
-            settings,
-            1 + len(self._inner_steps),
-            ahead,
-            float(options.worker_timeout),
-            options.max_restarts,
-            float(options.build_timeout),
+            _TASK_BYTES,
+            num_envs,
+            tasks,
+            PANDA,
+            chunk_length,
+            SUITE_HORIZONS[suite] if max_episode_steps is None else max_episode_steps,
+            image_size,
+            intervention,
+            intervention_kwargs,
+            critical_phase,
+            critical_phase_kwargs,
+            init_states=init_states,
+            seed=seed,
+            autoreset_mode=autoreset_mode,
+            render_mode=render_mode,
+            obs_stride=obs_stride,
+            train_episode_steps=train_episode_steps,
+            group_size=group_size,
+            **worker_options,
         )
-        self._restarts = self._pool.restarts  # it counts
-        # Build the first tasks side by side. A restart does not mend what fails here.
-        builds = {env: ("build", {"task_id": task}) for env, task in enumerate(first_tasks)}
-        _, failures = self._pool.ask(builds, building=True)
-        if failures:
-            self.close_extras()
-            raise WorkerError(f"LIBERO workers do not start. {next(iter(failures.values()))}")
-
-    @property
-    def worker_pids(self) -> list[int]:
-        """Process ids of the workers, one per env."""
-        return [client.pid for client in self._pool.clients]
-
-    # ------------------------------------------------------------------ what the base class asks for
-
-    def _start_episodes(self, envs: Sequence[int]) -> dict[int, tuple[Observation, dict[str, Any]]]:
-        started: dict[int, tuple[Observation, dict[str, Any]]] = {}
-        pending = list(envs)
-        while pending:
-            answers, failures = self._pool.ask({env: ("reset", self._reset_arguments(env)) for env in pending})
-            for env, (rest, reported) in answers.items():
-                started[env] = self._pool.clients[env].pictures.take(rest, 0), reported
-                self._lost.discard(env)
-            for env, failure in failures.items():
-                self._pool.restart(env, failure)
-            pending = list(failures)
-        return started
-
-    def _reset_arguments(self, env: int) -> dict[str, Any]:
-        index = self._episode(env).init_index
-        return {"task_id": self.task(env).task_id, "split": self.init_states, "index": index}
-
-    def _begin_play(self, chunks: dict[int, np.ndarray]) -> None:
-        self._unasked = self._pool.begin(self._questions(chunks))
-
-    def _questions(self, chunks: dict[int, np.ndarray]) -> dict[int, tuple[str, dict[str, Any]]]:
-        return {
-            env: ("step", {"actions": chunk, "observe_at": self._inner_steps, "film": env in self._filmed})
-            for env, chunk in chunks.items()
-            if env not in self._lost
-        }
-
-    def _end_play(self, chunks: dict[int, np.ndarray]) -> dict[int, Played]:
-        answers, failures = self._pool.finish(self._questions(chunks), self._unasked)
-        self._replace(failures)
-        return {env: self._played(env, answer) for env, answer in answers.items()}
-
-    def _played(self, env: int, answer: tuple[Any, ...]) -> Played:
-        """Read a worker's answer to a chunk, and the pictures that it left in shared memory."""
-        rest, step_rewards, success, inner, reported, frames = answer
-        pictures = self._pool.clients[env].pictures
-        observations = [pictures.take(inner_rest, slot) for slot, inner_rest in enumerate(inner, start=1)]
-        return Played(pictures.take(rest, 0), step_rewards, success, observations, reported, frames)
-
-    def _draw(self, envs: Sequence[int]) -> dict[int, np.ndarray]:
-        """Draw upright frames of 256 pixels; an env that cannot draw any more loses its episode in the next step."""
-        answers, failures = self._pool.ask({env: ("render", {}) for env in envs if env not in self._lost})
-        self._replace(failures)
-        return {
-            env: self._pool.clients[env].pictures.frame.copy() if env in answers else _frame_of(self._observations[env])
-            for env in envs
-        }
-
-    def _replace(self, failures: dict[int, WorkerFailure]) -> None:
-        """Replace the workers that broke; the new ones wait for their first episode."""
-        for env, failure in failures.items():
-            self._pool.restart(env, failure)
-            self._lost.add(env)
-
-    # ------------------------------------------------------------------ others
-
-    def call_workers(self, function: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
-        """
-        Run a function ``module:name`` of this package on the simulators, e.g. to record a scripted expert.
-
-        The episodes that the simulators were playing are lost: call :meth:`reset` before the next :meth:`step`. A call
-        may play a whole episode, so it may take ten times ``worker_timeout``.
-
-        :param function: Its first parameter is the worker's simulator.
-        :param arguments: One dict per worker used (at most ``num_envs``): ``task_id`` and ``arguments``.
-        :return: What the function returned, in the order of ``arguments``.
-        :raises WorkerError: The function raised, or a worker died; those that did are replaced.
-        """
-        self._check_no_step("call_workers")
-        answers, failures = self._pool.ask(
-            {env: ("call", {"function": function, **entry}) for env, entry in enumerate(arguments[: self.num_envs])},
-            patience=10.0,
-        )
-        self._replace(failures)
-        if failures:
-            raise WorkerError(str(next(iter(failures.values()))))
-        return [answers[env] for env in sorted(answers)]
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """
-        End the workers. ``close()`` is idempotent.
-
-        :param kwargs: Ignored; Gymnasium passes the arguments of ``close``.
-        """
-        if hasattr(self, "_pool"):
-            self._pool.close()
+        self.metadata["render"] = render

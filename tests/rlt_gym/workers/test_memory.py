@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlt_gym.libero import vector_env
+from rlt_gym.core import worker_vector_env
 from rlt_gym.workers.memory import available_memory
 
 GB = 1 << 30
@@ -51,5 +51,5 @@ def test_this_machine_has_some():
 
 @pytest.mark.parametrize("free, resident", [(64 * GB, 4), (4 * GB, 2), (GB // 2, 1)])
 def test_as_many_tasks_stay_as_fit_into_half_of_it(monkeypatch, free, resident):
-    monkeypatch.setattr(vector_env, "available_memory", lambda: free)
-    assert vector_env._resident_tasks(10, num_envs=2) == resident
+    monkeypatch.setattr(worker_vector_env, "available_memory", lambda: free)
+    assert worker_vector_env._resident_tasks(10, num_envs=2, task_bytes=400 << 20) == resident
