@@ -7,7 +7,9 @@ pickles, and code that cannot import this package (``rlt_sb3``) reads its attrib
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 PROPRIO_KINDS = ("linear", "axis_angle")
 
@@ -102,6 +104,24 @@ class RobotSpec:
             raise ValueError(f"gripper_opens must be -1 or 1, got {self.gripper_opens!r}")
         if not 0.0 < self.gripper_speed <= 2.0:
             raise ValueError(f"gripper_speed must be in (0, 2], got {self.gripper_speed!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields in types that JSON has, for :meth:`from_dict`."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RobotSpec:
+        """
+        Read what :meth:`to_dict` gave, also after JSON made lists of tuples.
+
+        :param data: The fields.
+        :return: The robot.
+        :raises TypeError: An unknown field.
+        :raises ValueError: A value out of range.
+        """
+        lists = {"cameras": Camera, "proprio": ProprioPart}
+        parts = {key: tuple(kind(**entry) for entry in data[key]) for key, kind in lists.items()}
+        return cls(**{**data, **parts, "action_names": tuple(data["action_names"])})
 
     @property
     def action_size(self) -> int:

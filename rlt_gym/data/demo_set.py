@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from rlt_gym.core.robot_spec import RobotSpec
 from rlt_gym.data.lerobot import LeRobotDemo
-from rlt_gym.data.libero_hdf5 import CAMERAS, Demo
+from rlt_gym.data.libero_hdf5 import Demo
 from rlt_gym.data.sources import DemoSource, demo_sources
 
 
@@ -44,8 +45,8 @@ class DemoRows:
     """
     Observations of several tasks' demonstrations without their pictures, all rows joined along one axis.
 
-    :param proprio: float32 (R, 8).
-    :param actions: float32 (A, 7), every control step's action, also where observations were strided.
+    :param proprio: float32 (R, P).
+    :param actions: float32 (A, d), every control step's action, also where observations were strided.
     :param action_row: int64 (R,), the row of ``actions`` that belongs to each row.
     :param action_end: int64 (R,), one past the last row of ``actions`` of the row's demonstration.
     :param task: int64 (R,), index into ``instructions``.
@@ -97,7 +98,7 @@ class DemoRows:
 
         :param rows: Rows, int (B,).
         :param horizon: Chunk length T in control steps.
-        :return: Chunks float32 (B, T, 7) and mask bool (B, T), True = a real action.
+        :return: Chunks float32 (B, T, d) and mask bool (B, T), True = a real action.
         """
         index = self.action_row[rows][:, None] + np.arange(horizon)
         last = self.action_end[rows][:, None] - 1
@@ -126,12 +127,12 @@ class DemoSet(DemoRows):
     """
     Demonstrations of several tasks with their pictures in memory.
 
-    :param agentview: Frames as LIBERO gives them, uint8 (R, size, size, 3).
-    :param wrist: The same for the wrist camera.
+    :param pictures: For each camera its frames as the environment gives them, uint8 (R, size, size, 3).
+    :param robot: The robot that they show.
     """
 
-    agentview: np.ndarray
-    wrist: np.ndarray
+    pictures: dict[str, np.ndarray]
+    robot: RobotSpec
 
 
 class DemoReader:
@@ -165,6 +166,19 @@ class DemoReader:
     def failures(self) -> int:
         """Number of demonstrations in all files that did not solve their task."""
         return sum(not _succeeded(demo) for source in self.sources for demo in source.demos())
+
+    @cached_property
+    def robot(self) -> RobotSpec:
+        """
+        The robot that the demonstrations show.
+
+        :raises ValueError: If they show several robots.
+        """
+        robots = {source.robot: source.name for source in self.sources}
+        if len(robots) > 1:
+            shown = ", ".join(f"{name} shows {robot.name!r}" for robot, name in robots.items())
+            raise ValueError(f"Demonstrations of one robot are needed, and {shown}: leave some of them out.")
+        return next(iter(robots))
 
     @cached_property
     def edge(self) -> int:
@@ -237,7 +251,7 @@ class DemoReader:
         """
         Read pictures, those of one demonstration at a time.
 
-        :param cameras: ``"agentview"``, ``"wrist"``.
+        :param cameras: Keys of cameras of the robot.
         :param size: Frames are average-pooled to this edge in pixels.
         :param start: First row.
         :param stop: One past the last row; ``None`` = to the end.
@@ -279,13 +293,13 @@ def load_demo_set(
     :raises ValueError: If files are missing, damaged or hold no usable demonstration.
     """
     reader = DemoReader(paths, max_demos, frame_stride, successes_only)
+    cameras = reader.robot.camera_keys
     rows = reader.rows
-    frames = {camera: np.zeros((len(rows), image_size, image_size, 3), np.uint8) for camera in CAMERAS}
+    pictures = {camera: np.zeros((len(rows), image_size, image_size, 3), np.uint8) for camera in cameras}
     start = 0
-    for block in reader.frames(CAMERAS, image_size):
-        count = len(block[CAMERAS[0]])
+    for block in reader.frames(cameras, image_size):
+        count = len(block[cameras[0]])
         for camera, array in block.items():
-            frames[camera][start : start + count] = array
+            pictures[camera][start : start + count] = array
         start += count
-    columns: dict[str, Any] = {**vars(rows), **frames}
-    return DemoSet(**columns)
+    return DemoSet(**vars(rows), pictures=pictures, robot=reader.robot)

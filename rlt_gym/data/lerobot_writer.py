@@ -26,7 +26,7 @@ from tqdm import tqdm
 from rlt_gym.core.files import write_json
 from rlt_gym.data.demo_set import resize_frames
 from rlt_gym.data.lerobot import PROVENANCE
-from rlt_gym.data.libero_hdf5 import ACTION_SIZE, ROBOT, STATE_SIZE
+from rlt_gym.data.libero_hdf5 import ROBOT
 from rlt_gym.data.sources import demo_sources
 
 #: Camera of LIBERO -> column of the dataset, as in ``lerobot/libero``.
@@ -131,9 +131,10 @@ class LeRobotWriter:
             name: {"dtype": "image", "shape": shape, "names": ["height", "width", "channel"]}
             for name, shape in shapes.items()
         }
-        features["observation.state"] = {"dtype": "float32", "shape": (STATE_SIZE,), "names": {"motors": _STATE}}
+        state = {"dtype": "float32", "shape": (ROBOT.proprio_size,), "names": {"motors": _STATE}}
+        features["observation.state"] = state
         names = {"motors": list(ROBOT.action_names)}
-        features["action"] = {"dtype": "float32", "shape": (ACTION_SIZE,), "names": names}
+        features["action"] = {"dtype": "float32", "shape": (ROBOT.action_size,), "names": names}
         return self._class.create(
             f"rlt/{self.path.name}",
             fps=int(ROBOT.control_frequency),
@@ -197,9 +198,13 @@ def export_lerobot(config: ExportLeRobotConfig) -> Path:
 
     :param config: What to write.
     :return: The dataset's folder.
-    :raises ValueError: If files are missing or damaged or hold no success, the folder exists, or LeRobot is missing.
+    :raises ValueError: If files are missing or damaged, hold no success or show another robot than LIBERO's, the folder
+        exists, or LeRobot is missing.
     """
     sources = demo_sources(config.demos)
+    others = [source.name for source in sources if source.robot != ROBOT]
+    if others:
+        raise ValueError(f"{', '.join(others)}: LeRobot datasets are written of LIBERO's robot only; leave these out.")
     # only what all files agree in is true of the dataset
     made = {key: value for key, value in sources[0].made.items() if all(s.made.get(key) == value for s in sources)}
     made["tasks"] = {source.instruction: source.made["task_id"] for source in sources if "task_id" in source.made}

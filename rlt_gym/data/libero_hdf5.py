@@ -4,6 +4,8 @@ Demonstrations on disk: LIBERO's (robomimic's) own HDF5 layout, so that official
 One file per task. ``data.attrs["problem_info"]`` is JSON with ``language_instruction``, ``data.attrs["env_args"]`` is
 JSON. Each ``data/demo_i`` has ``actions (T, 7)`` and ``obs/`` with ``agentview_rgb``, ``eye_in_hand_rgb``,
 ``ee_states`` and ``gripper_states``; row ``t`` is the observation *before* action ``t``.
+Demonstrations of another robot have its :class:`~rlt_gym.core.robot_spec.RobotSpec` as JSON in ``data.attrs["robot"]``,
+its pictures in ``obs/<camera>_rgb`` and all its numbers in ``obs/proprio``.
 Ours, and not in official files, are ``object_positions (T, n_obj, 3)`` (targets of auxiliary losses and probes), the
 attribute ``success`` and, in rollouts, ``intervention (T,)``: true where someone else than the policy chose the action.
 """
@@ -23,19 +25,22 @@ import numpy as np
 from rlt_gym.core.files import atomic_write
 from rlt_gym.core.robot_spec import Camera, ProprioPart, RobotSpec
 
-_OBS_KEYS = {"agentview": "agentview_rgb", "wrist": "eye_in_hand_rgb"}
-#: What demonstrations have, in these files and in LeRobot's: the pictures, and numbers per state and per action.
-CAMERAS = tuple(_OBS_KEYS)
-STATE_SIZE, ACTION_SIZE = 8, 7
-#: The robot that demonstrations show. Whoever reads LeRobot's turns their pictures, so that all are upside down.
+#: The robot that LIBERO's demonstrations show. Whoever reads LeRobot's turns their pictures, so that all are upside
+#: down.
 ROBOT = RobotSpec(
     name="panda of the demonstrations",
-    cameras=tuple(Camera(key, upside_down=True) for key in CAMERAS),
+    cameras=(Camera("agentview", upside_down=True), Camera("wrist", upside_down=True)),
     proprio=(ProprioPart("position", 3), ProprioPart("orientation", 3, "axis_angle"), ProprioPart("fingers", 2)),
     action_names=("x", "y", "z", "roll", "pitch", "yaw", "gripper"),
     control_frequency=20.0,
+    gripper_index=6,
     control_mode="relative",
 )
+
+
+def _dataset(camera: str) -> str:
+    """Name of the dataset of a camera's pictures."""
+    return {"wrist": "eye_in_hand_rgb"}.get(camera, f"{camera}_rgb")
 
 
 class DemoWriter:
@@ -45,12 +50,19 @@ class DemoWriter:
     :param path: Target ``.hdf5`` file.
     :param instruction: The task's instruction.
     :param env_args: Anything JSON can hold about how the demonstrations were made (suite, task id, assets, seed ...).
+        ``env_id`` is the environment with the pictures, for the success rates of ``rlt train-vla``.
+    :param robot: The robot that they show.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], instruction: str, env_args: Mapping[str, Any] | None = None
+        self,
+        path: str | os.PathLike[str],
+        instruction: str,
+        env_args: Mapping[str, Any] | None = None,
+        robot: RobotSpec = ROBOT,
     ) -> None:
         self.path = Path(path)
+        self.robot = robot
         self.num_demos = 0
         self._num_rows = 0
         self._pending = atomic_write(self.path)
@@ -59,51 +71,57 @@ class DemoWriter:
         self._data = self._file.create_group("data")
         self._data.attrs["problem_info"] = json.dumps({"language_instruction": instruction})
         self._data.attrs["env_args"] = json.dumps(dict(env_args or {}), default=str)
+        if robot != ROBOT:
+            self._data.attrs["robot"] = json.dumps(robot.to_dict())
 
     def add(
         self,
         actions: np.ndarray,
-        agentview: np.ndarray,
-        wrist: np.ndarray,
         proprio: np.ndarray,
         object_positions: np.ndarray | None = None,
         success: bool = True,
         intervention: np.ndarray | None = None,
         init_index: int = -1,
-        **attrs: Any,
+        **others: Any,
     ) -> str:
         """
         Append one demonstration.
 
-        :param actions: Environment actions, float (T, 7).
-        :param agentview: Frames as LIBERO gives them (upside down), uint8 (T, H, W, 3).
-        :param wrist: The same for the wrist camera.
-        :param proprio: Eef position (m), axis-angle (rad), gripper qpos: float (T, 8).
+        :param actions: Environment actions, float (T, d).
+        :param proprio: The environment's ``proprio``, float (T, P).
         :param object_positions: World positions (m), float (T, n_obj, 3).
         :param success: Whether the episode ended in success.
         :param intervention: Whether someone else than the policy chose the action, bool (T,); ``None`` = not said.
         :param init_index: Index of the initial placement.
-        :param attrs: Further attributes of the demonstration's group.
+        :param others: For each camera its frames as the environment gives them, uint8 (T, H, W, 3); and further
+            attributes of the demonstration's group.
         :return: The group's name (``demo_i``).
-        :raises ValueError: If the arrays' shapes or types do not fit together.
+        :raises ValueError: If pictures are missing, or the arrays' shapes or types do not fit together.
         """
         length = len(actions)
-        _check_rows(actions, (length, ACTION_SIZE), "actions")
-        _check_rows(proprio, (length, STATE_SIZE), "proprio")
+        _check_rows(actions, (length, self.robot.action_size), "actions")
+        _check_rows(proprio, (length, self.robot.proprio_size), "proprio")
+        missing = [camera for camera in self.robot.camera_keys if camera not in others]
+        if missing:
+            raise ValueError(f"The demonstration has no pictures of {', '.join(missing)}; {self.robot.name!r} has.")
+        pictures = {camera: others.pop(camera) for camera in self.robot.camera_keys}
         if intervention is not None:
             _check_rows(intervention, (length,), "intervention")
-        for name, frames in (("agentview", agentview), ("wrist", wrist)):
+        for name, frames in pictures.items():
             if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[0] != length or frames.shape[3] != 3:
                 raise ValueError(f"{name} is {frames.dtype} {frames.shape}; it must be uint8 ({length}, H, W, 3).")
         group = self._data.create_group(f"demo_{self.num_demos}")
         group.create_dataset("actions", data=np.asarray(actions, dtype=np.float32))
         obs = group.create_group("obs")
-        for name, frames in (("agentview", agentview), ("wrist", wrist)):
+        for name, frames in pictures.items():
             chunks = (1, *frames.shape[1:])
-            obs.create_dataset(_OBS_KEYS[name], data=frames, chunks=chunks, compression="lzf", shuffle=False)
+            obs.create_dataset(_dataset(name), data=frames, chunks=chunks, compression="lzf", shuffle=False)
         proprio = np.asarray(proprio, dtype=np.float32)
-        obs.create_dataset("ee_states", data=proprio[:, :6])
-        obs.create_dataset("gripper_states", data=proprio[:, 6:])
+        if self.robot == ROBOT:
+            obs.create_dataset("ee_states", data=proprio[:, :6])
+            obs.create_dataset("gripper_states", data=proprio[:, 6:])
+        else:
+            obs.create_dataset("proprio", data=proprio)
         if object_positions is not None:
             if object_positions.ndim != 3 or object_positions.shape[0] != length or object_positions.shape[2] != 3:
                 raise ValueError(f"object_positions is {object_positions.shape}; it must be ({length}, n_obj, 3).")
@@ -114,7 +132,7 @@ class DemoWriter:
             "num_samples": length,
             "success": bool(success),
             "init_index": int(init_index),
-            **attrs,
+            **others,
         }.items():
             group.attrs[key] = value
         self.num_demos += 1
@@ -180,13 +198,15 @@ class Demo:
 
     @property
     def actions(self) -> np.ndarray:
-        """Actions, float32 (T, 7)."""
+        """Actions, float32 (T, d)."""
         return np.asarray(self.group["actions"], dtype=np.float32)
 
     @property
     def proprio(self) -> np.ndarray:
-        """Eef position, axis-angle and gripper qpos, float32 (T, 8)."""
+        """The environment's ``proprio``, float32 (T, P)."""
         obs = self.group["obs"]
+        if "proprio" in obs:
+            return np.asarray(obs["proprio"], dtype=np.float32)
         return np.concatenate([obs["ee_states"][:], obs["gripper_states"][:]], axis=1).astype(np.float32)
 
     @property
@@ -202,18 +222,19 @@ class Demo:
     @property
     def frame_shape(self) -> tuple[int, int]:
         """Height and width of the frames in pixels."""
-        height, width = self.group["obs"][_OBS_KEYS["agentview"]].shape[1:3]
+        obs = self.group["obs"]
+        height, width = obs[next(key for key in obs if key.endswith("_rgb"))].shape[1:3]
         return int(height), int(width)
 
     def frames(self, camera: str, stride: int = 1) -> np.ndarray:
         """
         Read frames.
 
-        :param camera: ``"agentview"`` or ``"wrist"``.
+        :param camera: Key of a camera of the robot.
         :param stride: Take one row in this many.
-        :return: Frames as stored (upside down), uint8 (ceil(T / stride), H, W, 3).
+        :return: Frames as stored, uint8 (ceil(T / stride), H, W, 3).
         """
-        return np.asarray(self.group["obs"][_OBS_KEYS[camera]][::stride])
+        return np.asarray(self.group["obs"][_dataset(camera)][::stride])
 
 
 class DemoFile:
@@ -236,6 +257,8 @@ class DemoFile:
             data = self._file["data"]
             self.instruction = str(json.loads(data.attrs["problem_info"])["language_instruction"]).strip().strip('"')
             self.env_args: dict[str, Any] = json.loads(data.attrs.get("env_args", "{}"))
+            #: The robot that the demonstrations show.
+            self.robot = RobotSpec.from_dict(json.loads(data.attrs["robot"])) if "robot" in data.attrs else ROBOT
             names = sorted((name for name in data if name.startswith("demo_")), key=lambda name: int(name[5:]))
             self.demos = [Demo(data[name]) for name in names]
         except (KeyError, ValueError, TypeError) as error:

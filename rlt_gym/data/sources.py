@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlt_gym.core.robot_spec import RobotSpec
 from rlt_gym.data.lerobot import PROVENANCE, LeRobotDemo, LeRobotFolder, is_lerobot
-from rlt_gym.data.libero_hdf5 import Demo, DemoFile, expand_paths
+from rlt_gym.data.libero_hdf5 import ROBOT, Demo, DemoFile, expand_paths
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class DemoSource:
     :param name: Of the file or folder, for messages.
     :param instruction: Of the task.
     :param made: How they were made, as ``rlt collect`` wrote it: suite, task id, assets, render, ...; else empty.
+    :param robot: The robot that they show.
     :param number: Task in a LeRobot dataset, which is not LIBERO's; ``None`` for a file.
     :param demos: Reads them one by one: the arrays of each only while it lasts.
     """
@@ -27,6 +29,7 @@ class DemoSource:
     name: str
     instruction: str
     made: Mapping[str, Any]
+    robot: RobotSpec
     number: int | None
     demos: Callable[[], Iterator[Demo | LeRobotDemo]]
 
@@ -53,14 +56,16 @@ def demo_sources(
     sources = []
     for path in expand_paths(files) if files or not folders else []:
         with DemoFile(path) as file:
-            sources.append(DemoSource(path.name, file.instruction, file.env_args, None, partial(_read_file, path)))
+            read = partial(_read_file, path)
+            sources.append(DemoSource(path.name, file.instruction, file.env_args, file.robot, None, read))
     for folder in folders:
         dataset = LeRobotFolder(folder, columns, rotated, gripper)
         made = json.loads((folder / PROVENANCE).read_text()) if (folder / PROVENANCE).is_file() else {}
         for number, instruction in sorted(dataset.tasks.items()):
             task_id = made.get("tasks", {}).get(instruction)
             task = made if task_id is None else made | {"task_id": task_id}
-            sources.append(DemoSource(folder.name, instruction, task, number, partial(_read_folder, dataset, number)))
+            read_task = partial(_read_folder, dataset, number)
+            sources.append(DemoSource(folder.name, instruction, task, ROBOT, number, read_task))
     return sources
 
 

@@ -9,7 +9,6 @@ import torch
 from tqdm import tqdm
 
 from rlt_gym.data.demo_set import DemoReader, DemoRows
-from rlt_gym.data.libero_hdf5 import ROBOT
 from rlt_gym.data.sources import demo_sources
 from rlt_gym.rl_token.encoder import select_tokens
 from rlt_gym.vla.base import FrozenVLA, VLASpec, forward_seed
@@ -125,15 +124,15 @@ class TokenCache(Tokens):
 
 def check_demos(spec: VLASpec, demos: Sequence[str] = ()) -> None:
     """
-    Refuse a VLA that cannot read demonstrations of LIBERO.
+    Refuse a VLA that cannot read demonstrations.
 
     :param spec: Specification of the VLA.
     :param demos: HDF5 files, glob patterns or folders, also of LeRobot datasets. Those of ``rlt collect`` say how their
         pictures were drawn.
     :raises ValueError: If it needs other cameras, another state or action, or pictures that were drawn otherwise.
     """
-    spec.check_robot(ROBOT)
     for source in demo_sources(demos) if demos else ():
+        spec.check_robot(source.robot)
         try:
             spec.check_render(source.made.get("render"))
         except ValueError as error:

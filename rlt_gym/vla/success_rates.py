@@ -34,7 +34,7 @@ def success_rates(
     :param split: Initial states; not ``"eval"`` when anything is chosen by the outcome.
     :param progress: Show a progress bar.
     :param env_id: Vector environment with pictures that takes ``suite``, ``task_ids``, ``chunk_length``,
-        ``image_size``, ``render`` and ``init_states``.
+        ``image_size`` and ``init_states``, and ``render`` if the VLA says how its pictures were drawn.
     :param seed: Seed for the noise of a stochastic VLA.
     :param env_kwargs: Further arguments of the environment: assets, render, ...
     :return: For each task its instruction, ``successes``, ``states`` and ``mean_steps`` (control steps to success).
@@ -44,7 +44,8 @@ def success_rates(
     for task_id in tqdm(task_ids, desc="success rates", unit="task", disable=not progress):
         settings: dict[str, Any] = {"suite": suite, "task_ids": [task_id], "init_states": split}
         settings |= {"chunk_length": vla.spec.horizon, **env_kwargs}
-        settings["render"] = vla.spec.check_render(env_kwargs.get("render"))
+        if vla.spec.render is not None:
+            settings["render"] = vla.spec.check_render(env_kwargs.get("render"))
         settings["image_size"] = vla.spec.check_frame_size(env_kwargs.get("image_size"))
         env = gymnasium.make_vec(env_id, num_envs, **settings)
         try:

@@ -60,7 +60,8 @@ def write_demos(
                 hand = hand + 0.03 * action[:3]
             frames = np.stack(rows["f"])
             positions = np.repeat(target[None, None], length, axis=0)
-            writer.add(np.stack(rows["a"]), frames, frames, np.stack(rows["p"]), positions, success, init_index=number)
+            views = {"agentview": frames, "wrist": frames}
+            writer.add(np.stack(rows["a"]), np.stack(rows["p"]), positions, success, init_index=number, **views)
     return path
 
 

@@ -1,8 +1,9 @@
 """
 MiniVLA: the small language-conditioned vision transformer that is shipped, so that everything runs without a model hub.
 
-Two cameras go through one convolutional stem (modulated by the instruction), become 64 + 16 tokens, and a pre-norm
-transformer mixes them with one text token, one state token and T action queries, from which the action chunk is read.
+The robot's cameras go through one convolutional stem (modulated by the instruction); LIBERO's two become 64 + 16
+tokens. A pre-norm transformer mixes them with one text token, one state token and T action queries, from which the
+action chunk is read.
 """
 
 import json
@@ -22,6 +23,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from rlt_gym.core.files import atomic_write, write_json
+from rlt_gym.core.robot_spec import RobotSpec
+from rlt_gym.data.libero_hdf5 import ROBOT
 from rlt_gym.vla.base import TOKEN_KINDS, VLAObs, VLAOutput, VLASpec, fingerprint
 from rlt_gym.vla.mini import FORMAT
 from rlt_gym.vla.weights import load_weights
@@ -72,23 +75,6 @@ class MiniVLAConfig:
         if len(self.stem) != 3:
             raise ValueError(f"MiniVLAConfig.stem is {self.stem!r}; it must have three channel counts.")
         object.__setattr__(self, "stem", tuple(self.stem))
-
-    @property
-    def token_counts(self) -> dict[str, int]:
-        """Number of tokens per source, in the order in which they stand."""
-        pictures = {camera: rows * columns for camera, rows, columns in self.picture_grids}
-        return {**pictures, "text": 1, "state": 1, "action": self.horizon}
-
-    @property
-    def picture_grids(self) -> tuple[tuple[str, int, int], ...]:
-        """Camera, rows and columns of each grid of picture tokens."""
-        grid = self.image_size // 8  # three convolutions of stride 2; the wrist's patches take two places each way
-        return ("agentview", grid, grid), ("wrist", grid // 2, grid // 2)
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens M."""
-        return sum(self.token_counts.values())
 
 
 def word_ids(instruction: str, hash_buckets: int = 32) -> list[int]:
@@ -141,76 +127,101 @@ class MiniVLANet(nn.Module):
     The trainable network behind :class:`MiniVLA`.
 
     :param config: Architecture.
+    :param robot: The robot that it sees and moves: it has a grid of tokens for each camera, a finer one for the first.
     """
 
     proprio_mean: torch.Tensor
     proprio_std: torch.Tensor
 
-    def __init__(self, config: MiniVLAConfig) -> None:
+    def __init__(self, config: MiniVLAConfig, robot: RobotSpec = ROBOT) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.robot = config, robot
         width, (c1, c2, c3) = config.width, config.stem
         self.words = nn.EmbeddingBag(len(VOCABULARY) + config.hash_buckets, width, mode="mean")
         self.conv1 = nn.Conv2d(3, c1, 5, 2, 2)
         self.conv2 = nn.Conv2d(c1, c2, 3, 2, 1)
         self.conv3 = nn.Conv2d(c2, c3, 3, 2, 1)
         self.film = nn.Linear(width, 2 * (c2 + c3))
-        self.patch_agentview = nn.Conv2d(c3, width, 1)
-        self.patch_wrist = nn.Conv2d(c3, width, 2, 2)
+        for number, camera in enumerate(robot.camera_keys):
+            self.add_module(f"patch_{camera}", nn.Conv2d(c3, width, 2, 2) if number else nn.Conv2d(c3, width, 1))
         self.text = nn.Linear(width, width)
-        self.state = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width))
-        self.position = nn.Parameter(0.02 * torch.randn(config.num_tokens, width))
+        self.state = nn.Sequential(nn.Linear(robot.proprio_size, width), nn.ReLU(), nn.Linear(width, width))
+        self.position = nn.Parameter(0.02 * torch.randn(self.num_tokens, width))
         self.queries = nn.Parameter(0.02 * torch.randn(config.horizon, width))
         self.blocks = nn.ModuleList(Block(width, config.heads, config.mlp_ratio) for _ in range(config.layers))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, 7))
-        self.register_buffer("proprio_mean", torch.zeros(8))
-        self.register_buffer("proprio_std", torch.ones(8))
+        self.head = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, robot.action_size))
+        self.register_buffer("proprio_mean", torch.zeros(robot.proprio_size))
+        self.register_buffer("proprio_std", torch.ones(robot.proprio_size))
         nn.init.zeros_(self.film.weight)
         nn.init.zeros_(self.film.bias)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
+    @property
+    def picture_grids(self) -> tuple[tuple[str, int, int], ...]:
+        """Camera, rows and columns of each grid of picture tokens."""
+        # three convolutions of stride 2; the patches of all cameras but the first take two places each way
+        edge = self.config.image_size // 8
+        sizes = (edge // 2 if number else edge for number in range(len(self.robot.cameras)))
+        return tuple((camera, size, size) for camera, size in zip(self.robot.camera_keys, sizes, strict=True))
+
+    @property
+    def token_counts(self) -> dict[str, int]:
+        """Number of tokens per source, in the order in which they stand."""
+        pictures = {camera: rows * columns for camera, rows, columns in self.picture_grids}
+        return {**pictures, "text": 1, "state": 1, "action": self.config.horizon}
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens M."""
+        return sum(self.token_counts.values())
+
     def forward(
-        self,
-        agentview: torch.Tensor,
-        wrist: torch.Tensor,
-        proprio: torch.Tensor,
-        words: torch.Tensor,
-        offsets: torch.Tensor,
+        self, pictures: Sequence[torch.Tensor], proprio: torch.Tensor, words: torch.Tensor, offsets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
         Compute tokens and chunk.
 
-        :param agentview: Upright frames, float (B, 3, image_size, image_size), see :func:`normalize_frames`.
-        :param wrist: The same for the wrist camera.
-        :param proprio: Raw proprioception, float (B, 8).
+        :param pictures: For each camera float (B, 3, image_size, image_size), see :meth:`normalized`.
+        :param proprio: Raw proprioception, float (B, P).
         :param words: Joined word ids of all rows, int64.
         :param offsets: Where each row's words begin, int64 (B,).
-        :return: Tokens (B, M, width) and chunk (B, T, 7) in [-1, 1].
+        :return: Tokens (B, M, width) and chunk (B, T, d) in [-1, 1].
         """
         text = self.words(words, offsets)
         c2, c3 = self.config.stem[1:]
         scale2, shift2, scale3, shift3 = (
-            part.repeat(2, 1)[:, :, None, None] for part in self.film(text).split([c2, c2, c3, c3], dim=1)
+            part.repeat(len(pictures), 1)[:, :, None, None] for part in self.film(text).split([c2, c2, c3, c3], dim=1)
         )
-        x = torch.cat([agentview, wrist]).contiguous(memory_format=torch.channels_last)
+        x = torch.cat(list(pictures)).contiguous(memory_format=torch.channels_last)
         x = F.relu(self.conv1(x))
         x = F.relu(self.conv2(x) * (1 + scale2) + shift2)
         x = F.relu(self.conv3(x) * (1 + scale3) + shift3)
-        first, second = x.chunk(2)
         state = self.state(((proprio - self.proprio_mean) / self.proprio_std).clamp(-5, 5))
         pieces = (
-            self.patch_agentview(first).flatten(2).transpose(1, 2),
-            self.patch_wrist(second).flatten(2).transpose(1, 2),
+            *(
+                getattr(self, f"patch_{camera}")(part).flatten(2).transpose(1, 2)
+                for camera, part in zip(self.robot.camera_keys, x.chunk(len(pictures)), strict=True)
+            ),
             self.text(text)[:, None],
             state[:, None],
-            self.queries.expand(len(agentview), -1, -1),
+            self.queries.expand(len(proprio), -1, -1),
         )
         x = torch.cat([piece.float() for piece in pieces], dim=1) + self.position
         for block in self.blocks:
             x = block(x)
         tokens = self.norm(x)
         return tokens, torch.tanh(self.head(tokens[:, -self.config.horizon :]))
+
+    def normalized(self, frames: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """
+        Make the pictures that :meth:`forward` takes.
+
+        :param frames: For each camera uint8 (B, S, S, 3) as the environment gives it.
+        :return: What :func:`normalize_frames` gives.
+        """
+        size, cameras = self.config.image_size, self.robot.cameras
+        return [normalize_frames(frame, size, cam.upside_down) for cam, frame in zip(cameras, frames, strict=True)]
 
     def text_batch(self, instructions: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """
@@ -226,18 +237,19 @@ class MiniVLANet(nn.Module):
         return words, torch.as_tensor(offsets, dtype=torch.int64, device=device)
 
 
-def normalize_frames(frames: torch.Tensor, size: int) -> torch.Tensor:
+def normalize_frames(frames: torch.Tensor, size: int, upside_down: bool = True) -> torch.Tensor:
     """
-    Frames as LIBERO gives them -> what the network reads: average-pooled, upright, roughly zero mean and unit scale.
+    Frames of an environment -> what the network reads: average-pooled, upright, roughly zero mean and unit scale.
 
-    :param frames: uint8 (B, S, S, 3), upside down.
+    :param frames: uint8 (B, S, S, 3).
     :param size: Wanted edge in pixels.
+    :param upside_down: Whether the first row of the frames is the bottom of the scene.
     :return: float32 (B, 3, size, size).
     """
     x = frames.permute(0, 3, 1, 2).float()
     if x.shape[-1] != size:
         x = F.avg_pool2d(x, x.shape[-1] // size) if x.shape[-1] % size == 0 else F.adaptive_avg_pool2d(x, size)
-    return (x.flip(2) - 127.5) / 64.0
+    return ((x.flip(2) if upside_down else x) - 127.5) / 64.0
 
 
 class MiniVLA:
@@ -257,32 +269,33 @@ class MiniVLA:
     def __init__(self, net: MiniVLANet, provenance: dict[str, Any] | None = None, max_batch: int | None = None) -> None:
         self.net = net.eval().requires_grad_(False)
         self.provenance = dict(provenance or {})
-        config = net.config
+        config, robot = net.config, net.robot
+        ways = {camera.upside_down for camera in robot.cameras}
+        upside_down = ways.pop() if len(ways) == 1 else None  # nothing can be said of cameras that differ
         self._spec = VLASpec(
             "mini",
             config.width,
             config.horizon,
-            max_tokens=config.num_tokens,
+            robot.action_size,
+            max_tokens=net.num_tokens,
+            cameras=robot.camera_keys,
             image_size=config.image_size,
             assets=self.provenance.get("assets", "embedded"),
             frame_size=self.provenance.get("frame_size", 128),
-            state_dim=8,
+            state_dim=robot.proprio_size,
             render=self.provenance.get("render", "fast"),
             kinds=("image", "text", "state", "action"),
-            upside_down=True,
-            orientation="flipped",
-            proprio=("position", "orientation", "fingers"),
-            control_mode="relative",
-            control_frequency=20.0,
+            upside_down=upside_down,
+            orientation=None if upside_down is None else "flipped" if upside_down else "same",
+            proprio=tuple(part.name for part in robot.proprio),
+            control_mode=robot.control_mode,
+            control_frequency=robot.control_frequency,
             max_batch=max_batch,
             dtype="float32",
-            picture_grids=config.picture_grids,
+            picture_grids=net.picture_grids,
         )
-        kinds = {"agentview": "image", "wrist": "image"}
-        counts = config.token_counts
-        self._kind = torch.cat(
-            [torch.full((n,), TOKEN_KINDS[kinds.get(key, key)], dtype=torch.uint8) for key, n in counts.items()]
-        )
+        names = [name for key, n in net.token_counts.items() for name in [key if key in TOKEN_KINDS else "image"] * n]
+        self._kind = torch.tensor([TOKEN_KINDS[name] for name in names], dtype=torch.uint8)
         self._fingerprint: str | None = None
 
     @property
@@ -318,6 +331,8 @@ class MiniVLA:
         """
         if self._fingerprint is None:  # the weights are frozen, so once is enough
             config = {"format": FORMAT, **asdict(self.config)}
+            if self.net.robot != ROBOT:
+                config["robot"] = self.net.robot.to_dict()
             self._fingerprint = fingerprint(config, self.net.state_dict(), dtype=torch.float16)
         return self._fingerprint
 
@@ -325,8 +340,8 @@ class MiniVLA:
         """
         Run the policy on a batch.
 
-        :param obs: ``agentview`` and ``wrist`` uint8 (B, S, S, 3) as LIBERO gives them, S >= image_size (a multiple
-            of it pools exactly); ``state`` float32 (B, 8).
+        :param obs: For each camera uint8 (B, S, S, 3) as the environment gives it, S >= image_size (a multiple of it
+            pools exactly); ``state`` float32 (B, P).
         :param tasks: One instruction per row.
         :param seed: Not used: this policy is deterministic.
         :return: Tokens and chunk.
@@ -334,9 +349,9 @@ class MiniVLA:
         """
         state, frames = self._check_obs(obs, tasks)
         with torch.no_grad():
-            images = [normalize_frames(torch.from_numpy(f).to(self.device), self.config.image_size) for f in frames]
+            images = self.net.normalized([torch.from_numpy(frame).to(self.device) for frame in frames])
             proprio = torch.from_numpy(state).to(self.device)
-            tokens, chunk = self.net(*images, proprio, *self.net.text_batch(tasks))
+            tokens, chunk = self.net(images, proprio, *self.net.text_batch(tasks))
         return self.output(tokens, chunk)
 
     def output(self, tokens: torch.Tensor, chunk: torch.Tensor) -> VLAOutput:
@@ -344,7 +359,7 @@ class MiniVLA:
         Describe what the network gave.
 
         :param tokens: (B, N, width).
-        :param chunk: (B, T, 7).
+        :param chunk: (B, T, d).
         :return: Both, with kinds and mask of the tokens.
         """
         return VLAOutput(
@@ -361,24 +376,24 @@ class MiniVLA:
         :param obs: As for :meth:`forward`.
         :return: For each camera its pictures (B, image_size, image_size, 3), upright, normalized.
         """
-        pictures = {camera: torch.from_numpy(np.ascontiguousarray(obs[camera])) for camera in self.spec.cameras}
-        size = self.config.image_size
-        return {key: normalize_frames(value, size).permute(0, 2, 3, 1).numpy() for key, value in pictures.items()}
+        pictures = [torch.from_numpy(np.ascontiguousarray(obs[camera])) for camera in self.spec.cameras]
+        seen = [picture.permute(0, 2, 3, 1).numpy() for picture in self.net.normalized(pictures)]
+        return dict(zip(self.spec.cameras, seen, strict=True))
 
     def _check_obs(self, obs: VLAObs, tasks: Sequence[str]) -> tuple[np.ndarray, list[np.ndarray]]:
-        missing = [key for key in ("agentview", "wrist", "state") if key not in obs]
-        if missing or isinstance(tasks, str):
+        cameras, size = self.spec.cameras, self.net.robot.proprio_size
+        if not {*cameras, "state"} <= obs.keys() or isinstance(tasks, str):
             raise ValueError(
-                f"MiniVLA needs agentview, wrist and state and a list of instructions; got {sorted(obs)} and "
+                f"MiniVLA needs {', '.join(cameras)} and state and a list of instructions; got {sorted(obs)} and "
                 f"{type(tasks).__name__}."
             )
         state = np.ascontiguousarray(obs["state"], dtype=np.float32)
-        if state.shape != (len(tasks), 8):
+        if state.shape != (len(tasks), size):
             raise ValueError(
-                f"state has shape {state.shape}; with {len(tasks)} instructions it must be ({len(tasks)}, 8)."
+                f"state has shape {state.shape}; with {len(tasks)} instructions it must be ({len(tasks)}, {size})."
             )
         frames = []
-        for key in ("agentview", "wrist"):
+        for key in cameras:
             frame = np.ascontiguousarray(obs[key])
             square = frame.ndim == 4 and frame.shape[1] == frame.shape[2] >= self.config.image_size
             if frame.dtype != np.uint8 or not square or frame.shape[0] != len(tasks) or frame.shape[3] != 3:
@@ -402,8 +417,11 @@ class MiniVLA:
         state = {
             key: value.detach().cpu().to(torch.float16).contiguous() for key, value in self.net.state_dict().items()
         }
+        metadata = {"format": FORMAT, "config": json.dumps(asdict(self.config))}
+        if self.net.robot != ROBOT:
+            metadata["robot"] = json.dumps(self.net.robot.to_dict())
         with atomic_write(path) as temporary:
-            save_file(state, temporary, metadata={"format": FORMAT, "config": json.dumps(asdict(self.config))})
+            save_file(state, temporary, metadata=metadata)
         write_json(path.with_suffix(".json"), {**self.provenance, "fingerprint": self.fingerprint()})
 
     @classmethod
@@ -428,8 +446,9 @@ class MiniVLA:
                 metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise KeyError(f"format is {metadata.get('format')!r}, not {FORMAT!r}")
+            robot = RobotSpec.from_dict(json.loads(metadata["robot"])) if "robot" in metadata else ROBOT
             with torch.device(device):
-                net = MiniVLANet(MiniVLAConfig(**json.loads(metadata["config"])))
+                net = MiniVLANet(MiniVLAConfig(**json.loads(metadata["config"])), robot)
             load_weights(net, path)
         except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OSError) as error:
             raise ValueError(f"{path} cannot be read as MiniVLA weights ({error}); {advice}") from error

@@ -18,7 +18,7 @@ from rlt_gym.core.files import git_commit
 from rlt_gym.core.training import has_bfloat16, warmup_cosine
 from rlt_gym.data.demo_set import DemoReader, DemoSet, load_demo_set
 from rlt_gym.data.sources import demo_sources
-from rlt_gym.vla.mini.model import MiniVLA, MiniVLAConfig, MiniVLANet, normalize_frames
+from rlt_gym.vla.mini.model import MiniVLA, MiniVLAConfig, MiniVLANet
 from rlt_gym.vla.registry import load_vla
 
 
@@ -43,8 +43,8 @@ class TrainVLAConfig:
         first steps.
     :param aux_weight: Weight of the auxiliary loss (object positions relative to the gripper, read from image tokens).
     :param gripper_weight: Weight of the gripper's error relative to a pose dimension's.
-    :param shift_agentview: Largest random shift in pixels of the pooled frame.
-    :param shift_wrist: The same for the wrist camera.
+    :param shift_agentview: Largest random shift in pixels of the pooled frame of the robot's first camera.
+    :param shift_wrist: The same for its other cameras.
     :param brightness: Largest relative change of brightness and contrast.
     :param proprio_noise: Standard deviation of noise on the normalized proprioception.
     :param held_out: Fraction of each task's demonstrations kept for the held-out loss.
@@ -58,7 +58,7 @@ class TrainVLAConfig:
     :param seed: Seed of initialization, sampling and augmentation.
     :param eval_states: Number of selection states of each task to play after the training. The success rates go into
         the provenance. Needs files written by ``rlt collect``. 0 = play none.
-    :param assets: Assets to play them on.
+    :param assets: LIBERO's assets to play them on; ``None`` = the environment's default.
     :param progress: Show a progress bar.
     """
 
@@ -88,7 +88,7 @@ class TrainVLAConfig:
     device: str = "cpu"
     seed: int = 0
     eval_states: int = 0
-    assets: str = "auto"
+    assets: str | None = None
     progress: bool = True
 
     def __post_init__(self) -> None:
@@ -166,7 +166,7 @@ class Batches:
             scale = np.nanstd(relative[train_rows], axis=(0, 1)) + 1e-3
             self.objects = ((relative - center) / scale).astype(np.float32)
 
-    def inputs(self, rows: np.ndarray, rng: np.random.Generator | None) -> tuple[torch.Tensor, ...]:
+    def inputs(self, rows: np.ndarray, rng: np.random.Generator | None) -> tuple[Any, ...]:
         """
         Make network inputs.
 
@@ -175,22 +175,20 @@ class Batches:
         :return: Arguments of :meth:`~rlt_gym.vla.mini.model.MiniVLANet.forward`.
         """
         config, data = self.config, self.data
-        frames, proprio = [data.agentview[rows], data.wrist[rows]], data.proprio[rows]
+        frames, proprio = [data.pictures[camera][rows] for camera in self.net.robot.camera_keys], data.proprio[rows]
         if rng is not None:
-            frames = [
-                random_shift(frames[0], config.shift_agentview, rng),
-                random_shift(frames[1], config.shift_wrist, rng),
-            ]
+            shifts = [config.shift_wrist if number else config.shift_agentview for number in range(len(frames))]
+            frames = [random_shift(frame, shift, rng) for frame, shift in zip(frames, shifts, strict=True)]
             noise = config.proprio_noise * self.proprio_std * rng.standard_normal(proprio.shape)
             proprio = (proprio + noise).astype(np.float32)
-        images = [normalize_frames(torch.from_numpy(f).to(self.device), config.model.image_size) for f in frames]
+        images = self.net.normalized([torch.from_numpy(frame).to(self.device) for frame in frames])
         if rng is not None:
             gain = 1 + config.brightness * rng.uniform(-1, 1, (len(rows), 1, 1, 1))
             bias = 2 * config.brightness * rng.uniform(-1, 1, (len(rows), 1, 1, 1))  # frames have unit scale about 0
             a, b = (torch.as_tensor(x, dtype=torch.float32, device=self.device) for x in (gain, bias))
             images = [image * a + b for image in images]
         text = self.net.text_batch([data.instructions[task] for task in data.task[rows]])
-        return (*images, torch.from_numpy(proprio).to(self.device), *text)
+        return (images, torch.from_numpy(proprio).to(self.device), *text)
 
     def losses(
         self, rows: np.ndarray, tokens: torch.Tensor, chunk: torch.Tensor, head: ObjectHead | None
@@ -200,16 +198,20 @@ class Batches:
 
         :param rows: Rows (B,).
         :param tokens: The network's tokens (B, N, width).
-        :param chunk: Its chunk (B, T, 7).
+        :param chunk: Its chunk (B, T, d).
         :param head: Reads positions of objects; ``None`` = no auxiliary loss.
-        :return: ``action``, ``pose``, ``gripper``, and ``aux`` with a head.
+        :return: ``action``; ``pose`` and ``gripper`` if the robot has one; ``aux`` with a head.
         """
         target, mask = (torch.from_numpy(x).to(self.device) for x in self.data.chunks(rows, self.config.model.horizon))
         error = (chunk.float() - target).abs() * mask[..., None]
         per_dim = error.sum(dim=(0, 1)) / mask.sum()
-        weight = torch.ones(7, device=self.device)
-        weight[6] = self.config.gripper_weight
-        out = {"action": (per_dim * weight).sum() / weight.sum(), "pose": per_dim[:6].mean(), "gripper": per_dim[6]}
+        weight, gripper = torch.ones_like(per_dim), self.net.robot.gripper_index
+        if gripper is not None:
+            weight[gripper] = self.config.gripper_weight
+        out = {"action": (per_dim * weight).sum() / weight.sum()}
+        if gripper is not None:
+            pose = torch.arange(len(per_dim), device=self.device) != gripper
+            out |= {"pose": per_dim[pose].mean(), "gripper": per_dim[gripper]}
         if head is not None:
             objects = torch.from_numpy(self.objects[rows]).to(self.device)
             known = torch.isfinite(objects)
@@ -252,7 +254,7 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
     train_rows, held_rows = data.split(config.held_out, config.seed)
     torch.manual_seed(config.seed)
     rng = np.random.default_rng(config.seed)
-    net = MiniVLANet(config.model)
+    net = MiniVLANet(config.model, data.robot)
     if start is not None:
         net.load_state_dict(start.net.state_dict())
     else:
@@ -332,13 +334,13 @@ def _success_rates(config: TrainVLAConfig) -> dict[str, Any]:
     from rlt_gym.vla.success_rates import success_rates
 
     played: dict[str, Any] = {"split": "selection"}
+    settings: dict[str, Any] = {} if config.assets is None else {"assets": config.assets}
     # demonstrations and rollouts of a task may lie in several files
-    tasks = dict.fromkeys((source.made["suite"], source.made["task_id"]) for source in demo_sources(config.demos))
-    for suite, task_id in tasks:
+    tasks = {(source.made["suite"], source.made["task_id"]): source.made for source in demo_sources(config.demos)}
+    for (suite, task_id), made in tasks.items():
+        settings["env_id"] = made.get("env_id", "LIBERO-v0")
         vla = MiniVLA.load(config.output)
-        played |= success_rates(
-            vla, suite, [task_id], config.eval_states, assets=config.assets, progress=config.progress
-        )
+        played |= success_rates(vla, suite, [task_id], config.eval_states, progress=config.progress, **settings)
     return played
 
 

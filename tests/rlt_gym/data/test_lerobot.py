@@ -166,7 +166,7 @@ def test_the_same_rows_as_from_libero_s_own_files(tmp_path, version):
                 state = np.zeros((len(steps), 8), np.float32)
                 state[:, 0], state[:, 1] = steps, demo
                 views = [np.stack([picture(demo, t, wrist) for t in steps]) for wrist in (False, True)]
-                writer.add(actions_of(demo), *views, state, success=demo != 2)
+                writer.add(actions_of(demo), state, success=demo != 2, agentview=views[0], wrist=views[1])
 
     def rows(demos, **kwargs):
         config = EncodeDemosConfig(

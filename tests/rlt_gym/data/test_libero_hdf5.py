@@ -61,7 +61,7 @@ def test_official_layout_without_our_additions(tmp_path):
 def test_failed_writer_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match="proprio"), DemoWriter(tmp_path / "a.hdf5", "x") as writer:
         frames = np.zeros((3, 8, 8, 3), np.uint8)
-        writer.add(np.zeros((3, 7)), frames, frames, np.full((3, 8), np.nan))
+        writer.add(np.zeros((3, 7)), np.full((3, 8), np.nan), agentview=frames, wrist=frames)
     assert os.listdir(tmp_path) == []
 
 

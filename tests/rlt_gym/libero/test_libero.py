@@ -12,8 +12,8 @@ import pytest
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.utils.env_checker import check_env
 
+from rlt_gym.core import worker_vector_env
 from rlt_gym.core.episodes import EpisodeSequence
-from rlt_gym.libero import vector_env
 from rlt_gym.libero.suites.tasks import SPLITS, episode_seed, get_task, get_tasks, load_init_states
 from rlt_gym.libero.vector_env import LiberoVectorEnv
 from rlt_gym.testing import check_vector_env
@@ -200,7 +200,7 @@ class NoWorkers:
     ],
 )
 def test_each_suite_has_its_horizons(suite, whole, training, monkeypatch):
-    monkeypatch.setattr(vector_env, "WorkerPool", NoWorkers)
+    monkeypatch.setattr(worker_vector_env, "WorkerPool", NoWorkers)
     for arguments, expected in (
         ({}, (training, whole)),
         ({"max_episode_steps": 90}, (90, 90)),

@@ -207,7 +207,7 @@ def test_the_cache_holds_every_row_also_if_later_rows_have_more_tokens(tmp_path,
     assert cache.tokens.shape == (35, 7, 12) and cache.tokens.dtype == torch.float16 and len(cache) == 35
     vla = FakeVLA(n_tokens=7)
     for row in range(35):
-        obs = {"agentview": data.agentview[[row]], "wrist": data.wrist[[row]], "state": data.proprio[[row]]}
+        obs = {camera: pictures[[row]] for camera, pictures in data.pictures.items()} | {"state": data.proprio[[row]]}
         tokens = vla.forward(obs, [data.instructions[data.task[row]]]).tokens[0].half()
         count = row // 5 + 1
         assert cache.mask[row].tolist() == [place < count for place in range(7)]

@@ -51,7 +51,7 @@ def test_shards_hold_what_the_vla_gave(config, dtype):
     assert found.dtype == torch.float32 and (len(tokens), tokens.count, tokens.rows_per_shard) == (35, 7, 8)
     for place, row in enumerate(rows):
         batch = np.arange(row - row % 4, min(row - row % 4 + 4, 35))  # as the VLA saw it
-        obs = {"agentview": data.agentview[batch], "wrist": data.wrist[batch], "state": data.proprio[batch]}
+        obs = {camera: pictures[batch] for camera, pictures in data.pictures.items()} | {"state": data.proprio[batch]}
         output = FakeVLA(n_tokens=7).forward(obs, [data.instructions[task] for task in data.task[batch]])
         assert torch.equal(mask[place], output.mask[row % 4])
         expected = output.tokens[row % 4] * output.mask[row % 4][:, None]
@@ -74,7 +74,7 @@ def test_shards_hold_what_is_known_about_the_rows(config):
     assert tokens.rows.instructions == ["task a", "task b"] and tokens.rows.files == {"a.hdf5": 1, "b.hdf5": 2}
     assert tokens.rows.step.tolist() == [*range(11), *range(12), *range(12)]
     pictures = tokens.pictures(np.array([20, 1]))
-    upright = data.agentview[[20, 1], ::-1].astype(float).reshape(2, 8, 2, 8, 2, 3).mean((2, 4))
+    upright = data.pictures["agentview"][[20, 1], ::-1].astype(float).reshape(2, 8, 2, 8, 2, 3).mean((2, 4))
     assert pictures.shape == (2, 8, 8, 3)
     assert 2 * np.abs(pictures - upright).mean() < np.abs(pictures - upright[:, ::-1]).mean()
 

@@ -20,7 +20,7 @@ def test_contract():
     vla = tiny_vla()
     assert isinstance(vla, FrozenVLA)
     output = vla.forward(observations(4), TASKS).check(vla.spec, 4)
-    assert output.tokens.shape == (4, TINY.num_tokens, 32) and output.chunk.shape == (4, 4, 7)
+    assert output.tokens.shape == (4, tiny_vla().net.num_tokens, 32) and output.chunk.shape == (4, 4, 7)
     assert output.kind[0].bincount().tolist() == [0, 16 + 4, 1, 1, 4]
     assert not any(parameter.requires_grad for parameter in vla.net.parameters())
     assert not output.tokens.is_inference()

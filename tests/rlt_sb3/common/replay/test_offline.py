@@ -25,7 +25,7 @@ def write_demos(path, lengths=(11, 3, 8), successes=(True, True, False), **env_a
             state[:, 0], state[:, 1] = np.arange(length), demo
             frames = np.broadcast_to(np.arange(length, dtype=np.uint8)[:, None, None, None], (length, 8, 8, 3))
             actions = np.array([[action(demo, t)] * 7 for t in range(length)], np.float32)
-            writer.add(actions, frames, frames, state, success=success)
+            writer.add(actions, state, success=success, agentview=frames, wrist=frames)
     return str(path)
 
 
