@@ -137,6 +137,25 @@ class WorkerSettings(TypedDict):
     hooks: dict[str, Any]
 
 
+#: Sets of initial states that never overlap.
+SPLITS = ("train", "selection", "eval")
+
+
+def split_seed(split: str, *numbers: int) -> int:
+    """
+    Compute the seed for everything that a simulator draws at a reset.
+
+    Each split owns one third of the 32-bit seeds, so that no training state can be an evaluation state.
+
+    :param split: One of :data:`SPLITS`.
+    :param numbers: What the seed follows from: number of suite and task, number of the initial state.
+    :return: The seed, in 0..2**32-1.
+    """
+    block = 2**32 // len(SPLITS)
+    mixed = np.random.SeedSequence(numbers).generate_state(1)[0]
+    return SPLITS.index(split) * block + int(mixed) % block
+
+
 def backend_settings(target: str, **kwargs: Any) -> dict[str, Any]:
     """
     Name a backend, in the owner's process, without importing it: the owner may lack what the simulator needs.

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rlt_gym.libero.suites.tasks import SPLITS, SUITE_HORIZONS, get_tasks
+from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, get_tasks
+from rlt_gym.workers.backend import SPLITS
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from rlt_gym.libero.suites.folders import libero_root
+from rlt_gym.workers.backend import split_seed
 
 #: Control steps (20 Hz) after which an episode is truncated. LIBERO itself never truncates; these are the limits
 #: of the OpenVLA evaluation protocol, set above the longest demonstration of each suite.
@@ -38,10 +39,6 @@ TRAIN_HORIZONS = {
     "libero_10": 380,
     "libero_90": 290,
 }
-
-#: Initial states: LIBERO's own 50 per task are held out for evaluation; those that follow them, and those of the other
-#: splits, are sampled from LIBERO's placement regions with seeds of disjoint ranges.
-SPLITS = ("train", "selection", "eval")
 
 
 @dataclass(frozen=True)
@@ -144,14 +141,12 @@ def episode_seed(task: LiberoTask, split: str, index: int) -> int:
     """
     Seed for everything LIBERO draws at a reset: fixture poses (which initial states do not cover) and placements.
 
-    Each split owns one third of the 32-bit seeds, so that no training placement can be an evaluation placement.
+    LIBERO's own 50 initial states per task are held out for evaluation; those that follow them, and those of the other
+    splits, are sampled from LIBERO's placement regions with these seeds.
 
     :param task: The task.
-    :param split: One of :data:`SPLITS`.
+    :param split: One of :data:`~rlt_gym.workers.backend.SPLITS`.
     :param index: Number of the initial state inside the split.
     :return: The seed, in 0..2**32-1.
     """
-    block = 2**32 // len(SPLITS)
-    suite_number = list(SUITE_HORIZONS).index(task.suite)
-    mixed = np.random.SeedSequence([suite_number, task.task_id, index]).generate_state(1)[0]
-    return SPLITS.index(split) * block + int(mixed) % block
+    return split_seed(split, list(SUITE_HORIZONS).index(task.suite), task.task_id, index)

@@ -14,9 +14,10 @@ from gymnasium.utils.env_checker import check_env
 
 from rlt_gym.core import worker_vector_env
 from rlt_gym.core.episodes import EpisodeSequence
-from rlt_gym.libero.suites.tasks import SPLITS, episode_seed, get_task, get_tasks, load_init_states
+from rlt_gym.libero.suites.tasks import episode_seed, get_task, get_tasks, load_init_states
 from rlt_gym.libero.vector_env import LiberoVectorEnv
 from rlt_gym.testing import check_vector_env
+from rlt_gym.workers.backend import SPLITS
 
 FAST = {"assets": "embedded", "render": "fast", "image_size": 64}
 
