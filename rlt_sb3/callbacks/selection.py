@@ -285,7 +285,7 @@ def same_actors(policy: Any) -> bool:
     """
     Compare the practicing actor with the deployed one.
 
-    :param policy: a :class:`~rlt_sb3.common.policy_gate.GatedPolicy`
+    :param policy: a :class:`~rlt_sb3.common.gated_policy.GatedPolicy`
     :return: whether the practicing actor is the deployed one
     """
     deployed = policy.actor_deployed.state_dict()

@@ -5,46 +5,15 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import torch as th
-from torch import nn
 
-from rlt_sb3.common.chunk_outcome import ChunkOutcome
+from rlt_sb3.common.chunk_outcome import ChunkOutcome, envs_of
 from rlt_sb3.common.contenders import Contender, copied
+from rlt_sb3.common.gated_policy import GatedPolicy, play_seats
 from rlt_sb3.common.stats import fisher_p, mcnemar_p
 from rlt_sb3.common.trials import Sample, Trial, is_better, worse_on_a_task
-
-
-class GatedPolicy(Protocol):
-    """A policy that a gate can control: it has the actor that learns, a copy on trial and a deployed copy."""
-
-    @property
-    def actor_on_trial(self) -> nn.Module:
-        """The copy on trial."""
-
-    @property
-    def actor_deployed(self) -> nn.Module:
-        """The copy that is deployed."""
-
-    @property
-    def training_actor(self) -> nn.Module:
-        """The practicing actor, which learns and plays the other training episodes."""
-
-    @property
-    def starts_at_vla(self) -> bool:
-        """Whether the untrained actor plays the VLA's chunks."""
-
-    def start_trial(self) -> None:
-        """Copy the training actor to ``actor_on_trial``."""
-
-    def deploy(self, parameters: Mapping[str, Any]) -> None:
-        """
-        Give ``actor_deployed``, which ``predict`` plays, these parameters.
-
-        :param parameters: an actor's state dict
-        """
 
 
 AnyEvaluation = TypeVar("AnyEvaluation")
@@ -184,14 +153,14 @@ class PolicyGate:
 
     def _longest_possible(self) -> int:
         """Return the number of vector steps after which an episode has ended, as far as known."""
-        return max(self._longest, int(self._age.max(initial=0)) + 1) if self.clock else 0
+        return max(self._longest, self.clock - int(self._begun.min(initial=self.clock)) + 1) if self.clock else 0
 
     def _open_seats(self, n_envs: int) -> None:
         self.n_envs = n_envs
         self.player = np.full(n_envs, "", dtype=object)  # whose sample the running episode belongs to: "vla", "actor"
         self._seats: list[Trial | None] = [None] * n_envs  # the running episodes of samples
         self._fresh = np.ones(n_envs, dtype=bool)  # whether the next chunk is the first one of its episode
-        self._age = np.zeros(n_envs, dtype=np.int64)  # vector steps of the running episodes
+        self._begun = np.full(n_envs, self.clock)  # vector steps before the running episodes
         self.noise_free = np.zeros(n_envs, dtype=bool)  # which environments play without noise in this vector step
 
     @property
@@ -227,27 +196,68 @@ class PolicyGate:
             copy of it goes on trial now
         :return: chunks to play (n_envs, ...). No noise may be added to those of ``noise_free``
         """
+        self._try_next(policy, ready)
+        if self._fresh.any():
+            self._take_seats(np.random.random(self.n_envs) < self.share, "vla", "actor")
+        self.noise_free, chunks = play_seats(policy, self.player, observation, chunks, reference)
+        return chunks
+
+    def _try_next(self, policy: GatedPolicy, ready: bool) -> None:
+        """Put a copy of the training actor on trial if it is its turn."""
         self._practicing |= ready
         if ready and not self.on_trial and self.baseline.complete:
             self.start_trial(policy)
-        if self._fresh.any():
-            self._take_seats(np.random.random(self.n_envs) < self.share, "vla", "actor")
-        by_vla, by_actor = self.player == "vla", self.player == "actor"
-        self.noise_free, chunks = by_vla | by_actor, chunks.copy()
-        chunks[by_vla] = reference[by_vla]
-        if by_actor.any():
-            with th.no_grad():
-                tried = policy.actor_on_trial(observation).cpu().numpy().reshape(chunks.shape)
-            chunks[by_actor] = tried[by_actor]
-        return chunks
+
+    def _samples(self) -> dict[str, Sample]:
+        return {"vla": self.baseline, "actor": self.trials}
 
     def _take_seats(self, drawn: np.ndarray, *players: str) -> None:
         """Assign the episodes that begin now and are drawn to the first sample that needs more."""
-        samples = {"vla": self.baseline, "actor": self.trials}
+        samples = self._samples()
         for env in np.flatnonzero(drawn & self._fresh):
             name = next((name for name in players if samples[name].wanted), "")
             self.player[env], self._seats[env] = name, samples[name].start(self.clock) if name else None
         self._fresh[:] = False
+
+    # ---------------------------------------------------------------- where others play
+
+    @property
+    def trial_number(self) -> int:
+        """Number of the actor on trial, counted from 1; 0: none is."""
+        return self.candidates if self.on_trial else 0
+
+    def plan(self, policy: GatedPolicy, n: int, warm_up: bool, ready: bool) -> list[str]:
+        """
+        Plan who plays episodes that may begin in other processes. :meth:`seat` is told which of them did.
+
+        :param policy: the policy
+        :param n: number of environments
+        :param warm_up: whether all of them play the VLA's chunks, as with :meth:`play_vla`
+        :param ready: whether the training actor moves, see :meth:`choose`
+        :return: for each of them "vla", "actor" (the one on trial), or "": practice
+        """
+        self._try_next(policy, ready)
+        drawn = np.random.random(n) < (1.0 if warm_up else self.share)
+        wanted = next((name for name, sample in self._samples().items() if sample.wanted), "")
+        return [wanted if one else "" for one in drawn]
+
+    def seat(self, envs: Sequence[int], began: np.ndarray, players: Sequence[str], trial: int) -> None:
+        """
+        Count the episodes that have begun in other processes, before :meth:`step` is told of their first chunk.
+
+        An episode belongs to a sample if that one still needs it, and if its actor is still on trial.
+
+        :param envs: of n environments
+        :param began: (n,) whether an episode has begun
+        :param players: of :meth:`plan`
+        :param trial: :attr:`trial_number` at that time
+        """
+        samples = self._samples()
+        for row in np.flatnonzero(began):
+            name, env = players[row], envs[row]
+            if name and samples[name].wanted and (name == "vla" or trial == self.trial_number):
+                self.player[env], self._seats[env] = name, samples[name].start(self.clock)
+            self._fresh[env] = False
 
     def start_trial(self, policy: GatedPolicy) -> None:
         """
@@ -341,14 +351,13 @@ class PolicyGate:
         Count one vector step; deploys the actor on trial if it has passed and is the best so far.
 
         :param policy: the policy
-        :param outcomes: of the chunks just played, one per environment. An episode whose simulator broke or in which
-            someone took over does not count
-        :param dones: (n_envs,)
+        :param outcomes: of the n chunks just played, see :func:`~rlt_sb3.common.chunk_outcome.envs_of`. An episode
+            whose simulator broke or in which someone took over does not count
+        :param dones: (n,)
         """
         self.clock += 1
-        self._age += 1
         ended = False  # whether a trial has
-        for env, (outcome, done) in enumerate(zip(outcomes, dones, strict=True)):
+        for env, outcome, done in zip(envs_of(outcomes), outcomes, dones, strict=True):
             trial, player = self._seats[env], self.player[env]
             if trial is not None:
                 void = outcome.broken or outcome.taken_over
@@ -363,8 +372,8 @@ class PolicyGate:
                 if void or done:
                     self.player[env], self._seats[env] = "", None
             if done:
-                self._longest = max(self._longest, int(self._age[env]))
-                self._fresh[env], self._age[env] = True, 0
+                self._longest = max(self._longest, self.clock - int(self._begun[env]))
+                self._fresh[env], self._begun[env] = True, self.clock
         if ended:
             self._judge(policy)
 
