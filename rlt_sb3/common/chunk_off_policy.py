@@ -25,7 +25,7 @@ from rlt_sb3.common.chunk_outcome import ChunkOutcome, mean_over_chunks, outcome
 from rlt_sb3.common.errors import unknown_settings
 from rlt_sb3.common.policy_gate import PolicyGate
 from rlt_sb3.common.value_bias import ValueBias
-from rlt_sb3.common.vec_env import WorkDuringStep
+from rlt_sb3.common.vec_env import CollectingVecEnv, WorkDuringStep
 
 if TYPE_CHECKING:
     from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
@@ -164,16 +164,39 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         With :attr:`overlap`, the updates that are due for the rows of the rollouts before are done in this one, while
         the environments play its first step; those for its own rows stay owed, also in a saved model.
 
+        A :class:`~rlt_sb3.common.vec_env.CollectingVecEnv` chooses the chunks itself: one rollout is one of its steps.
+
         :return: SB3's result; its ``episode_timesteps`` is the number of updates due, which ``learn`` reads there if
             ``gradient_steps`` is -1
         """
-        if self.overlap:
-            env = WorkDuringStep(env, self._train_meanwhile)
-        rollout = super().collect_rollouts(
-            env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
-        )
+        if isinstance(env, CollectingVecEnv):
+            self.policy.set_training_mode(False)
+            rollout = env.collect(self, callback, log_interval)
+        else:
+            if self.overlap:
+                env = WorkDuringStep(env, self._train_meanwhile)
+            rollout = super().collect_rollouts(
+                env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
+            )
         due = 0 if self.overlap or not rollout.continue_training else self._take_updates()
         return rollout._replace(episode_timesteps=due)
+
+    def collecting_state(self) -> dict[str, Any]:
+        """
+        Return what a copy of this model in another process needs, beside its parameters, to choose chunks as this one.
+
+        :return: counters, for :meth:`take_collecting_state`
+        """
+        return {"num_timesteps": self.num_timesteps, "_n_updates": self._n_updates}
+
+    def take_collecting_state(self, state: Mapping[str, Any]) -> None:
+        """
+        Choose chunks as the model does from which a state is.
+
+        :param state: of :meth:`collecting_state`
+        """
+        for name, value in state.items():
+            setattr(self, name, value)
 
     def _train_meanwhile(self) -> None:
         """Do the updates that are owed, in the midst of a rollout."""

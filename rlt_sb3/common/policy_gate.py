@@ -15,7 +15,6 @@ from rlt_sb3.common.gated_policy import GatedPolicy, play_seats
 from rlt_sb3.common.stats import fisher_p, mcnemar_p
 from rlt_sb3.common.trials import Sample, Trial, is_better, worse_on_a_task
 
-
 AnyEvaluation = TypeVar("AnyEvaluation")
 
 
@@ -253,7 +252,7 @@ class PolicyGate:
         :param trial: :attr:`trial_number` at that time
         """
         samples = self._samples()
-        for row in np.flatnonzero(began):
+        for row in np.flatnonzero(began).tolist():
             name, env = players[row], envs[row]
             if name and samples[name].wanted and (name == "vla" or trial == self.trial_number):
                 self.player[env], self._seats[env] = name, samples[name].start(self.clock)

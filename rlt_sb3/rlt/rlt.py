@@ -327,6 +327,12 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             self.gripper_trial.reverse(chunk, self.gripper, noisy)
         return chunk, chunk.copy()
 
+    def collecting_state(self) -> dict[str, Any]:
+        """Return what a copy of this model needs to choose chunks, see the base class."""
+        if self.num_timesteps >= self.learning_starts:
+            self._measure_unit()
+        return {**super().collecting_state(), "_measured_unit": self._measured_unit}
+
     @property
     def corrects_gripper(self) -> bool:
         """Whether the pull reverses the gripper where critics prefer it."""
@@ -347,13 +353,14 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         dones: np.ndarray,
         infos: list[dict[str, Any]],
     ) -> None:
-        if self.gripper_trial is not None:
+        if self.gripper_trial is not None and self.gripper_trial.trying:
             outcomes = outcomes_of(infos, buffer_action, reward)
             stored = self.gripper_trial.step(outcomes, dones)
             infos = [
                 {**info, "outcome": replace(outcome, stored=bool(keep))}
                 for info, outcome, keep in zip(infos, outcomes, stored, strict=True)
             ]
+        if self.gripper_trial is not None:
             self.logger.record("rollout/gripper_flip", self.gripper_trial.flip)
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
 
