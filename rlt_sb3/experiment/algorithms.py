@@ -42,6 +42,8 @@ class Algorithm:
     :param starts_at_vla: the untrained policy is meant to play the VLA's chunk
     :param learns_from_hooks: it stores what was executed where ``intervention`` or ``critical_phase`` replaced the
         policy's chunk; otherwise a run with these hooks is refused
+    :param modes: choices of ``rollout.mode``; "overlap" and "async" need a
+        :class:`~rlt_sb3.common.chunk_off_policy.ChunkOffPolicyAlgorithm`
     :param check: raises ``ValueError`` for settings (of the right names and types, classes looked up, schedules made)
         that cannot work, so that a run refuses them before it starts simulators
     :param may_change: settings that a resumed run may change, "policy_kwargs.critic_precision" for one inside another
@@ -57,6 +59,7 @@ class Algorithm:
     flat: bool = True
     starts_at_vla: bool = False
     learns_from_hooks: bool = False
+    modes: tuple[str, ...] = ("sync",)
     check: Callable[[dict[str, Any]], None] | None = None
     may_change: tuple[str, ...] = ("device",)
     on_resume: Callable[[Any, dict[str, Any]], None] | None = None
@@ -172,6 +175,7 @@ _RLT = Algorithm(
     flat=False,
     starts_at_vla=True,
     learns_from_hooks=True,
+    modes=("sync", "overlap", "async"),
     check=_check_rlt,
     may_change=("device", "policy_kwargs.critic_precision"),
     on_resume=_resume_rlt,

@@ -19,7 +19,7 @@ class LostError(Exception):
 
 
 class NumberedVectorEnv(FakeRLTokenVectorEnv):
-    """The fake task; each episode has a number of its own in ``proprio``, and its steps, so no two observations are equal."""
+    """The fake task; ``proprio`` has the number of the episode and its steps, so no two observations are equal."""
 
     def _observe(self, env):
         obs = super()._observe(env)
