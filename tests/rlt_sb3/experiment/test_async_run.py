@@ -43,7 +43,7 @@ def test_a_run_loses_a_collector_ends_and_goes_on(tmp_path, monkeypatch):
 
     def collect(self, *args):
         calls.append(self)
-        if len(calls) == 25:
+        if len(calls) == 32:
             actor = self._workers._actors[1]
             os.kill(ray.get(actor.__ray_call__.remote(lambda remote: os.getpid())), signal.SIGKILL)
         return original(self, *args)
