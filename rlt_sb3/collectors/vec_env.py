@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -33,19 +33,51 @@ class Workers(Protocol):
     described: list[Any]
 
     def call(self, worker: int, method: str, *arguments: Any) -> Any:
-        """Call a method without waiting. Return a reference to its answer."""
+        """
+        Call a method of a collector without waiting.
+
+        :param worker: its number
+        :param method: name of the method
+        :param arguments: of the method
+        :return: a reference to the answer
+        """
 
     def put(self, value: Any) -> Any:
-        """Store an argument that several calls have."""
+        """
+        Store a value once that several calls need.
+
+        :param value: it
+        :return: an argument for :meth:`call`
+        """
 
     def answer(self, worker: int, reference: Any, timeout: float | None = None) -> Any:
-        """Wait for an answer."""
+        """
+        Wait for an answer.
+
+        :param worker: who is asked
+        :param reference: of :meth:`call`
+        :param timeout: seconds
+        :return: the answer
+        """
 
     def ready(self, references: Sequence[Any], timeout: float) -> Any | None:
-        """Return one of several references that is answered, None after the time."""
+        """
+        Wait until one of several calls is answered.
 
-    def replace(self, worker: int, failure: Exception, prepare: Any) -> Any:
-        """Make a lost one again, and return what ``prepare`` returns."""
+        :param references: of :meth:`call`
+        :param timeout: seconds
+        :return: one of them; None after the time
+        """
+
+    def replace(self, worker: int, failure: Exception, prepare: Callable[[], Any]) -> Any:
+        """
+        Make a lost collector again.
+
+        :param worker: its number
+        :param failure: why it is lost
+        :param prepare: called once the new one has started
+        :return: what it returns
+        """
 
     def close(self) -> None:
         """End all."""
