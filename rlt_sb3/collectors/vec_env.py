@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -154,7 +155,7 @@ class CollectorVecEnv(CollectingVecEnv):
             try:
                 self._obs[worker] = self._workers.answer(worker, reference)
             except self._lost as failure:
-                self._workers.replace(worker, failure, lambda worker=worker: self._begin(worker))
+                self._workers.replace(worker, failure, partial(self._begin, worker))
         assert isinstance(self.observation_space, spaces.Dict)
         joined: dict[str, np.ndarray] = {}
         for key, box in self.observation_space.spaces.items():
@@ -187,7 +188,7 @@ class CollectorVecEnv(CollectingVecEnv):
             try:
                 self._workers.answer(worker, reference)
             except self._lost as failure:
-                self._workers.replace(worker, failure, lambda worker=worker: self._begin(worker))
+                self._workers.replace(worker, failure, partial(self._begin, worker))
 
     # ---------------------------------------------------------------- collect
 
@@ -282,7 +283,7 @@ class CollectorVecEnv(CollectingVecEnv):
         """Make a collector again. Return a vector step in which all of its episodes are lost."""
         before, k = self._obs[worker], self.envs_per_worker
         self._asked[worker].clear()
-        self._workers.replace(worker, failure, lambda: self._begin(worker))
+        self._workers.replace(worker, failure, partial(self._begin, worker))
         assert self.action_space.shape is not None
         actions = np.zeros((k, *self.action_space.shape), dtype=np.float32)
         lost = [ChunkOutcome.complete(action, 0.0, steps=0, broken=True) for action in actions]
