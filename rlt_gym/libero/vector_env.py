@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -14,7 +14,8 @@ from rlt_gym.core.chunk_vector_env import ChunkVectorEnv, Observation, Played
 from rlt_gym.core.hooks import check_hook, check_one_env
 from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.robot import PANDA
-from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, TRAIN_HORIZONS, get_tasks
+from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, TRAIN_HORIZONS, episode_seed, get_tasks
+from rlt_gym.libero.worker.perturbations import check_perturbations
 from rlt_gym.workers.backend import WorkerSettings, backend_settings
 from rlt_gym.workers.memory import available_memory
 from rlt_gym.workers.named import checked_int
@@ -92,6 +93,9 @@ class LiberoVectorEnv(ChunkVectorEnv):
     :param autoreset_mode: ``SAME_STEP``; ``NEXT_STEP``; or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
     :param compiled: Whether control steps run through the compiled loop or through robosuite's own, which gives the
         same states some four times slower, to find the cause of a wrong state.
+    :param perturbations: Strengths (0 to 2) of what changes from episode to episode in all splits, by kind: ``light``,
+        ``color``, ``camera``, ``friction``, ``placement``, see :mod:`rlt_gym.libero.worker.perturbations`; ``None``:
+        nothing does. ``info["perturbation_seed"]`` has the seed from which an episode's changes follow.
     :param worker_options: ``worker_start``, ``worker_python``, ``worker_timeout``, ``build_timeout``,
         ``max_restarts`` and ``resident_tasks`` (``None``: up to 4, as memory allows), see
         :class:`~rlt_gym.workers.options.WorkerOptions`.
@@ -122,8 +126,10 @@ class LiberoVectorEnv(ChunkVectorEnv):
         group_size: int = 1,
         train_episode_steps: int | None = None,
         compiled: bool = True,
+        perturbations: Mapping[str, float] | None = None,
         **worker_options: Any,
     ):
+        strengths = check_perturbations(perturbations)
         options = WorkerOptions.checked(type(self).__name__, worker_options)
         hooks = {
             "intervention": check_hook("intervention", intervention, intervention_kwargs, 3),
@@ -154,6 +160,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
             hooks,
         )
         self.metadata["render"] = render
+        self.metadata["perturbations"] = strengths
         check_one_env(hooks["intervention"], self.num_envs)
         resident_tasks = options.resident_tasks or _resident_tasks(len(self.tasks), self.num_envs)
         self.assets = resolve_assets(assets)
@@ -170,6 +177,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
                 image_size=image_size,
                 render=render,
                 compiled=compiled,
+                perturbations=strengths,
             ),
             "pictures": {key: (image_size, image_size, 3) for key in ("agentview", "wrist")},
             "frame_size": FRAME_SIZE,
@@ -220,6 +228,13 @@ class LiberoVectorEnv(ChunkVectorEnv):
     def _reset_arguments(self, env: int) -> dict[str, Any]:
         index = self._episode(env).init_index
         return {"task_id": self.task(env).task_id, "split": self.init_states, "index": index}
+
+    def _info(self, env: int, played: Played | None = None, restarted: bool = False) -> dict[str, Any]:
+        info = super()._info(env, played, restarted)
+        if self.metadata["perturbations"]:
+            task: Any = self.task(env)
+            info["perturbation_seed"] = episode_seed(task, self.init_states, self._episode(env).init_index)
+        return info
 
     def _begin_play(self, chunks: dict[int, np.ndarray]) -> None:
         self._unasked = self._pool.begin(self._questions(chunks))
