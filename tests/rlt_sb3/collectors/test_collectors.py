@@ -1,6 +1,7 @@
 """Asynchronous collection: rows, episodes and trials are those that were played, whatever the order of arrival."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import NormalActionNoise
 
 from rlt_sb3 import RLT
+from rlt_sb3.collectors.collector import OrderedSeats, Orders
 
 
 class Arrivals(BaseCallback):
@@ -165,6 +167,37 @@ def test_a_lost_collector_costs_its_running_episodes_only():
         lost = start["state"] + (6 if rows[at - 1]["done"] else 0)  # it may have been about to begin the next one
         assert rows[at + 1]["began"] and rows[at + 1]["state"] == lost
     assert all(trial.success is not None for trial in model.gate.baseline.trials[:12])
+
+
+def test_an_actor_that_was_rejected_plays_on_as_practice():
+    """Only episodes that begin now are the next candidate's."""
+    seats = OrderedSeats(3)
+    assert seats.follow(Orders(["actor", "vla", "actor"], 1, {})).all()
+    seats.ended(np.array([False, False, True]))
+    began = seats.follow(Orders(["actor"] * 3, 2, {}))
+    assert began.tolist() == [False, False, True] and seats.player.tolist() == ["", "vla", "actor"]
+
+
+def test_an_episode_whose_simulator_broke_is_not_counted_as_played():
+    """A collector plays it again, and so does one that takes its place later."""
+    venv = local()
+    answer, broken = venv._workers.answer, []
+
+    def breaking(worker, reference, timeout=None):
+        played = answer(worker, reference, timeout)
+        if getattr(played, "infos", None) and len(broken) < 3 and not played.dones[0]:
+            broken.append(int(venv.members[worker][0]))
+            played.infos[0]["outcome"] = replace(played.infos[0]["outcome"], broken=True)
+            played.infos[0]["terminal_observation"] = {key: value[0] for key, value in played.new_obs.items()}
+            played.dones[0] = True
+        return played
+
+    venv._workers.answer = breaking
+    _, steps = learned(100, venv=venv, learning_starts=1000)
+    whole = {
+        env: sum(row["done"] and not row["outcome"].broken for row in rows) for env, rows in rows_by_env(steps).items()
+    }
+    assert len(broken) == 3 and venv._ended.tolist() == [whole[env] for env in range(6)]
 
 
 def test_new_episodes_begin_after_a_reset():
