@@ -76,7 +76,8 @@ class ChunkReplayBuffer(DictReplayBuffer):
     :param gamma: discount per control step
     :param stride: control steps between two rows that begin inside a chunk, 1..C-1; None: one row per chunk
     :param z_rl_dtype: "float32", or "float16" to keep ``z_rl`` in half the memory
-    :param stratified: draw the same number of rows from every task
+    :param stratified: draw the same number of rows from every task, so that those with long episodes do not fill the
+        batches; False: uniformly
     :param offline_data: file of transitions (``rlt encode-demos``), which :meth:`read_offline` reads; None: none
     :param offline_ratio: share of each batch that comes from the offline rows, rounded to whole rows; 0 as long as
         there are none
@@ -100,7 +101,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
         gamma: float = 0.99,
         stride: int | None = None,
         z_rl_dtype: str = "float32",
-        stratified: bool = False,
+        stratified: bool = True,
         offline_data: str | os.PathLike[str] | None = None,
         offline_ratio: float = 0.0,
         intervention_rows: int = 0,
