@@ -190,5 +190,5 @@ def add_lora(network: nn.Module, layers: str, rank: int) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise ValueError("train_vla with part 'lora' needs peft: pip install 'rlt[lora]'.") from error
+        raise ValueError(f"train_vla with part 'lora' needs peft: pip install 'rlt[lora]' ({error}).") from error
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=rank, target_modules=layers), network)
