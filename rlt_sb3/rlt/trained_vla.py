@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import torch as th
@@ -66,7 +65,7 @@ class TrainVLA:
             raise ValueError(f"train_vla.rank must be an integer >= 1, got {self.rank!r}.")
         for name in ("learning_rate", "imitation_coef"):
             value = getattr(self, name)
-            if not (isinstance(value, Real) and 0.0 <= value < float("inf")):
+            if not (isinstance(value, int | float) and 0.0 <= value < float("inf")):
                 raise ValueError(f"train_vla.{name} must be a number >= 0, got {value!r}.")
 
 
