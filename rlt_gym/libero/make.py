@@ -68,6 +68,7 @@ def make_rl_token_libero_vec(
     render: str | None = None,
     gripper_penalty: float | Mapping[str, Any] | None = None,
     show_tokens: bool = False,
+    show_pictures: bool = False,
     flat: bool = False,
     **raw_env_kwargs: Any,
 ) -> RLTokenVectorEnv | FlatVectorEnv:
@@ -95,6 +96,7 @@ def make_rl_token_libero_vec(
         :class:`~rlt_gym.core.wrappers.GripperPenalty`; ``None`` for none.
     :param show_tokens: Whether observations also have ``vla_tokens``, the tokens that the encoder reads, for a policy
         that trains the encoder further.
+    :param show_pictures: Whether observations also have what the VLA reads, for a policy that trains a copy of it.
     :param flat: Observation and action are vectors, see :class:`~rlt_gym.core.flat.FlatVectorEnv`.
     :param raw_env_kwargs: Further arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv`.
     :return: The environment.
@@ -103,6 +105,7 @@ def make_rl_token_libero_vec(
     from rlt_gym.libero.vector_env import LiberoVectorEnv
     from rlt_gym.rl_token.io import load_rl_token
     from rlt_gym.rl_token.trainable import TrainableToken
+    from rlt_gym.rl_token.trainable_vla import gradients_of
     from rlt_gym.vla.batches import run_vla
     from rlt_gym.vla.probing import example_observations
     from rlt_gym.vla.registry import load_vla
@@ -119,6 +122,10 @@ def make_rl_token_libero_vec(
             raise ValueError("show_tokens=True and flat=True: the tokens are float16, the vector is float32; drop one.")
         tokens_shape(loaded)
         TrainableToken.of(encoder)
+    if show_pictures:
+        if flat:
+            raise ValueError("show_pictures=True and flat=True: pictures are uint8, the vector is float32; drop one.")
+        gradients_of(loaded)
     # one made-up observation: what breaks the contract or does not fit into memory does so before simulators start
     encoder(run_vla(loaded, example_observations(replace(loaded.spec, frame_size=frame_size), 1), ["do nothing"], [0]))
     env = LiberoVectorEnv(
@@ -139,7 +146,7 @@ def make_rl_token_libero_vec(
         )
     try:
         raw = env if penalty is None else GripperPenalty(env, **penalty)
-        tokens = RLTokenVectorEnv(raw, loaded, encoder, device, show_tokens)
+        tokens = RLTokenVectorEnv(raw, loaded, encoder, device, show_tokens, show_pictures)
         # Copies load VLA and encoder again, from these arguments: by name if a name was given.
         return (FlatVectorEnv(tokens) if flat else tokens).made_by(
             make_rl_token_libero_vec,
@@ -155,6 +162,7 @@ def make_rl_token_libero_vec(
             render=render,
             gripper_penalty=gripper_penalty,
             show_tokens=show_tokens,
+            show_pictures=show_pictures,
             flat=flat,
             **raw_env_kwargs,
         )

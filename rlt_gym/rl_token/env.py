@@ -13,12 +13,14 @@ from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
 from rlt_gym.core.split_step import SplitStepWrapper
+from rlt_gym.rl_token.pictures import picture_boxes, shown_pictures
 from rlt_gym.vla.base import forward_seed
 from rlt_gym.vla.batches import run_vla
 
 if TYPE_CHECKING:
     from rlt_gym.rl_token.base import Encoder
     from rlt_gym.rl_token.trainable import TrainableToken
+    from rlt_gym.rl_token.trainable_vla import TrainableVLA
     from rlt_gym.vla.base import FrozenVLA, VLAOutput, VLASpec
 
 
@@ -52,6 +54,11 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
     valid ones first, zeros where there is none; M is the VLA's ``max_tokens``. They are for policies that train the
     encoder further (``train_token`` of RLT).
 
+    With ``show_pictures`` observations also have what the VLA reads, all uint8: ``pictures`` (cameras, S, S, 3) as the
+    simulator gives them, ``instruction`` (:data:`~rlt_gym.rl_token.pictures.INSTRUCTION`,), its letters in UTF-8 and
+    then zeros, and ``vla_seed`` (4,), the seed of this forward pass. With ``proprio`` they give the VLA's output again:
+    they are for policies that train a copy of the VLA (``train_vla`` of RLT).
+
     ``metadata["fingerprint"]`` has the hashes of ``"vla"`` and ``"rl_token"``: runs compare them with what they were
     trained on.
 
@@ -61,6 +68,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
     :param encoder: The RL-token encoder that was trained on this VLA's tokens.
     :param device: Where both run.
     :param show_tokens: Whether observations have ``vla_tokens``.
+    :param show_pictures: Whether observations have ``pictures``, ``instruction`` and ``vla_seed``.
     :raises ValueError: If VLA, encoder and environment do not fit together.
     """
 
@@ -68,7 +76,13 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
     metadata: dict[str, Any] = ChunkVectorEnv.metadata
 
     def __init__(
-        self, env: VectorEnv, vla: "FrozenVLA", encoder: "Encoder", device: str = "cpu", show_tokens: bool = False
+        self,
+        env: VectorEnv,
+        vla: "FrozenVLA",
+        encoder: "Encoder",
+        device: str = "cpu",
+        show_tokens: bool = False,
+        show_pictures: bool = False,
     ) -> None:
         from rlt_gym.rl_token.io import frozen_fingerprint, load_rl_token
         from rlt_gym.vla.registry import load_vla
@@ -88,7 +102,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         self.metadata = {**env.metadata, "fingerprint": frozen_fingerprint(self.vla, self.encoder)}
         #: The raw environment's.
         self.autoreset_mode = mode
-        self.device, self.show_tokens = device, show_tokens
+        self.device, self.show_tokens, self.show_pictures = device, show_tokens, show_pictures
         assert isinstance(single, spaces.Dict)
         boxes = {
             # RLTokenEncoder normalizes z_rl, but an encoder of another class may give any numbers
@@ -98,6 +112,8 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         }
         if show_tokens:
             boxes["vla_tokens"] = spaces.Box(-np.inf, np.inf, tokens_shape(self.vla), np.float16)
+        if show_pictures:
+            boxes |= picture_boxes(single, self._cameras)
         self.single_observation_space = spaces.Dict(boxes)
         self.single_action_space = spaces.Box(-1.0, 1.0, shape, np.float32)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -119,6 +135,19 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         from rlt_gym.rl_token.trainable import TrainableToken
 
         return TrainableToken.of(self.encoder)
+
+    def trainable_vla(self, part: str, rank: int) -> "TrainableVLA":
+        """
+        Copy VLA and encoder, the VLA with gradients, for an algorithm that reads ``pictures``.
+
+        :param part: What learns: ``"head"``, ``"lora"`` or ``"all"``.
+        :param rank: Of the LoRA matrices.
+        :return: The copy.
+        :raises ValueError: If the VLA gives no gradients.
+        """
+        from rlt_gym.rl_token.trainable_vla import TrainableVLA
+
+        return TrainableVLA.of(self.vla, self.encoder, part, rank)
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -219,7 +248,11 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
             "vla_ref": chunk.cpu().numpy().copy(),
             "proprio": proprio.copy(),
         }
-        return features | {"vla_tokens": shown_tokens(output, self.encoder, self.vla)} if self.show_tokens else features
+        if self.show_tokens:
+            features["vla_tokens"] = shown_tokens(output, self.encoder, self.vla)
+        if self.show_pictures:
+            features |= shown_pictures(joined, self._cameras, tasks, seeds)
+        return features
 
 
 def _check_environment(env: VectorEnv, spec: "VLASpec") -> tuple[str, ...]:

@@ -41,6 +41,7 @@ class EnvConfig:
         (ablation: the mean of the VLA's image tokens), "none" (a single zero, for a VLA that gives no tokens), or
         another name or scheme of ``rlt list``
     :param show_tokens: observations also have the VLA's tokens, which ``rlt.policy_kwargs.train_token`` needs
+    :param show_pictures: observations also have what the VLA reads, which ``rlt.policy_kwargs.train_vla`` needs
     :param assets: meshes and textures: "auto", "embedded", "official" or a folder
     :param max_episode_steps: control steps after which an episode is cut off; None: the environment's own default
     :param train_episode_steps: control steps after which a training episode is cut off, at most ``max_episode_steps``;
@@ -63,6 +64,7 @@ class EnvConfig:
     vla_kwargs: dict[str, Any] | None = None
     rl_token: str | None = None
     show_tokens: bool | None = None
+    show_pictures: bool | None = None
     assets: str | None = None
     max_episode_steps: int | None = None
     train_episode_steps: int | None = None
@@ -284,17 +286,7 @@ class TrainConfig:
                 "chunks that were not played as its own. Leave them out, or use 'rlt'."
             )
         policy = self.settings.get("policy_kwargs")
-        trains_token = isinstance(policy, dict) and policy.get("train_token") is not None
-        if trains_token and self.env.id == EnvConfig.id and not self.env.show_tokens:
-            raise ValueError(
-                f"{self.algorithm}.policy_kwargs.train_token needs the VLA's tokens in the observations: set "
-                "env.show_tokens to true."
-            )
-        if trains_token and self.rollout.workers is not None:
-            raise ValueError(
-                f"{self.algorithm}.policy_kwargs.train_token needs the RL token in this process, and rollout.workers "
-                f"is {self.rollout.workers}: leave one of them out."
-            )
+        self._check_training(policy)
         reserved = set(RESERVED) & set(self.settings)
         if reserved:
             raise ValueError(
@@ -327,6 +319,25 @@ class TrainConfig:
                 f"{self.algorithm}.policy_kwargs.gripper_flip 'auto' does not work with rollout.mode 'async': give a "
                 "number."
             )
+
+    def _check_training(self, policy: Any) -> None:
+        """Refuse a token or a VLA that is to learn without what it reads."""
+        for trains, shows, what, needed in (
+            ("train_token", "show_tokens", "the VLA's tokens", "RL token"),
+            ("train_vla", "show_pictures", "pictures", "VLA"),
+        ):
+            if not isinstance(policy, dict) or policy.get(trains) is None:
+                continue
+            if self.env.id == EnvConfig.id and not getattr(self.env, shows):
+                raise ValueError(
+                    f"{self.algorithm}.policy_kwargs.{trains} needs {what} in the observations: set env.{shows} to "
+                    "true."
+                )
+            if self.rollout.workers is not None:
+                raise ValueError(
+                    f"{self.algorithm}.policy_kwargs.{trains} needs the {needed} in this process, and rollout.workers "
+                    f"is {self.rollout.workers}: leave one of them out."
+                )
 
 
 def _check_plain(key: str, value: Any) -> None:

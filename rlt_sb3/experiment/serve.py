@@ -134,7 +134,7 @@ class RunService:
         self._model: Predictor = as_predictor(config.algorithm, loaded)
         shapes = {key: box.shape for key, box in loaded.observation_space.spaces.items()}
         self.chunk_length, action_dim = shapes["vla_ref"]
-        self._state_dim, self._shows_tokens = shapes["proprio"][0], "vla_tokens" in shapes
+        self._state_dim, self._shown = shapes["proprio"][0], {"vla_tokens", "pictures"} & set(shapes)
         spec = self.vla.spec
         if shapes["z_rl"] != (self.encoder.z_dim,) or action_dim != spec.action_dim or self.chunk_length > spec.horizon:
             raise ValueError(f"{path} was trained on observations of the shapes {shapes}, which {spec.name!r} lacks.")
@@ -158,6 +158,7 @@ class RunService:
         :raises ValueError: if the observation has another form
         """
         from rlt_gym.rl_token.env import shown_tokens
+        from rlt_gym.rl_token.pictures import shown_pictures
         from rlt_gym.vla.base import forward_seed
 
         began, spec = time.perf_counter(), self.vla.spec
@@ -170,8 +171,10 @@ class RunService:
             "vla_ref": output.chunk[:, : self.chunk_length].cpu().numpy(),
             "proprio": obs["state"],
         }
-        if self._shows_tokens:
+        if "vla_tokens" in self._shown:
             features["vla_tokens"] = shown_tokens(output, self.encoder, self.vla)
+        if "pictures" in self._shown:
+            features |= shown_pictures(obs, spec.cameras, [task], seeds)
         actions, _ = self._model.predict(features, deterministic=True)
         return openpi.reply(np.clip(actions[0], -1.0, 1.0), obs, began)
 

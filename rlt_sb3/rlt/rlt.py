@@ -34,6 +34,7 @@ from rlt_sb3.rlt.gripper import GripperTrial, pull_gripper
 from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy
 from rlt_sb3.rlt.settings import check_spaces, check_values
 from rlt_sb3.rlt.trained_token import check_memory, check_tokens
+from rlt_sb3.rlt.trained_vla import TrainVLA, check_pictures, memory_of
 
 #: Size up to which the observations of several batches are read together; larger arrays cost page faults each time
 NUMBERS_AT_ONCE = 2**19
@@ -207,6 +208,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self.gripper_trial: GripperTrial | None = None
         self.action_scale = action_scale
         self._measured_unit: list[float] | None = None  # with action_scale="auto"
+        self._vla_bytes = 0  # of a copy of the VLA that learns
         self.critic_warmup_updates = critic_warmup_updates
         self.q_bounds = q_bounds
         self._begin_counting(gate)
@@ -227,8 +229,10 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         if self.q_bounds is not None:
             self.q_bounds = (float(self.q_bounds[0]), float(self.q_bounds[1]))  # load() and YAML give lists
         self._describe_robot()
-        if self.policy_kwargs.get("train_token") is not None:
-            check_memory(self.observation_space, self.action_space, self.buffer_size)
+        if any(self.policy_kwargs.get(name) is not None for name in ("train_token", "train_vla")):
+            report = check_memory(self.observation_space, self.action_space, self.buffer_size, self._vla_bytes)
+            if self.verbose >= 1:
+                print(report)
         if self.replay_buffer_class is None:
             self.replay_buffer_class = ChunkReplayBuffer
         if self.replay_buffer is None:
@@ -246,6 +250,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self.n_steps = n_steps
         if self.policy.token_training is not None and self.env is not None:  # load() replaces the weights
             self.policy.token_training.start(self.env.get_attr("trainable_token")[0])
+        if self.policy.vla_training is not None and self.env is not None:
+            of_vla = self.policy.vla_training.settings
+            self.policy.vla_training.start(self.env.get_attr("trainable_vla")[0](of_vla.part, of_vla.rank))
         if self.gripper_trial is None:  # load() brings its own
             self.gripper_trial = GripperTrial(self.policy.gripper_flip)
             self.gripper_trial.restart(self.n_envs)
@@ -263,6 +270,14 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             self.policy_kwargs["train_token"] = {
                 **token, "token_class": type(found), "architecture": found.architecture
             }  # fmt: skip
+        learns = self.policy_kwargs.get("train_vla")
+        if learns is not None and "architecture" not in learns:
+            assert isinstance(self.observation_space, spaces.Dict) and self.env is not None
+            check_pictures(self.observation_space)
+            settings = TrainVLA(**learns)
+            copy = self.env.get_attr("trainable_vla")[0](settings.part, settings.rank)
+            self._vla_bytes = memory_of(copy)
+            self.policy_kwargs["train_vla"] = {**learns, "vla_class": type(copy), "architecture": copy.architecture}
         given = self.policy_kwargs.get("features_extractor_kwargs") or {}
         takes = issubclass(self.policy_kwargs.get("features_extractor_class", RLTFeatures), RLTFeatures)
         if robot is not None and takes and given.get("proprio_norm", "auto") == "auto":
@@ -381,9 +396,10 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
         critic_stats: list[th.Tensor] = []
         actor_stats: list[th.Tensor] = []
+        vla_stats: list[th.Tensor] = []
         actor_tau = self.tau if self.policy.actor_tau is None else self.policy.actor_tau
         width = int(getattr(self.critic.features_extractor, "features_dim", 1))
-        if self.policy.token_training is not None:
+        if self.policy.token_training is not None or self.policy.vla_training is not None:
             width += spaces.flatdim(self.observation_space)
         at_once = max(1, NUMBERS_AT_ONCE // (batch_size * width))
         for done in range(0, gradient_steps, at_once):
@@ -398,6 +414,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
                         actor_stats.append(self._update_actor(batch, follow_q=not warming_up))
                         if self.policy.token_training is not None:
                             self.policy.token_training.copy_to_actor()
+                        if self.policy.vla_training is not None and not warming_up:
+                            vla_stats.append(self.policy.vla_training.step(batch.bc_target, self.action_unit))
                         polyak(self.actor, self.actor_target, actor_tau)
                     polyak(self.critic, self.critic_target, self.tau)
 
@@ -409,6 +427,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
                 self.logger.record_mean(f"train/{name}", value)
             loss = th.stack(critic_stats)[:, 0].mean().item()
             self.logger.record_mean("train/td_error", (loss / self.critic.n_critics) ** 0.5)
+        if vla_stats:
+            self.logger.record_mean("train/imitation_loss", th.stack(vla_stats).mean().item())
         if actor_stats:
             actor_names = (
                 "actor_loss", "actor_q", "bc_loss", "bc_distance", "bc_coef", "successful_rows", "gripper_reversed"
@@ -455,6 +475,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             batch.observations["features"] = features
             with th.no_grad():
                 batch.next_observations["features"] = training.features(batch.next_observations)
+        of_vla = self.policy.vla_training
+        if of_vla is not None:
+            of_vla.look(batch, learn=not self._warming_up and self._n_updates % self.policy_delay == 0)
         targets = self._targets(batch)
         q_values = self.critic.q_values(batch.observations, batch.actions)
         loss = (q_values - targets).pow(2).mean(1).sum()
@@ -466,6 +489,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             (loss + training.features.recon_coef * recon_loss).backward()
             training.optimizer.step()
             batch.observations["features"] = features.detach()  # the actor's loss does not reach the encoder
+        if of_vla is not None:
+            batch.observations["features"] = batch.observations["features"].detach()  # nor the tokens of the VLA
         self.critic.optimizer.step()
         with th.no_grad():
             spread = q_values.std(0, unbiased=False).mean()
@@ -524,7 +549,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         networks, variables = super()._get_torch_save_params()
-        return networks + (["policy.token_training.optimizer"] if self.policy.token_training else []), variables
+        for name in ("token_training", "vla_training"):
+            networks += [f"policy.{name}.optimizer"] if getattr(self.policy, name) else []
+        return networks, variables
 
     # ---------------------------------------------------------------- entry points
 
