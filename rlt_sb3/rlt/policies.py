@@ -1,4 +1,8 @@
-"""Networks of RLT: an actor that edits the VLA's action chunk and an ensemble of critics that never sees it."""
+"""
+Networks of RLT: an actor that edits the VLA's action chunk and an ensemble of critics that never sees it.
+
+Long because actor, critics and policy are one file as in Stable-Baselines3, and document 40 settings.
+"""
 
 from collections.abc import Mapping
 from typing import Any
