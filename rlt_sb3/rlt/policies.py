@@ -308,12 +308,10 @@ class RLTPolicy(TD3Policy):
         require("gripper_flip", gripper_flip, known, "'auto' or in [0, 1] (a probability)")
         require("act_with", act_with, act_with in ("target", "online"), "'target' or 'online'")
         copy: Any = None
-        for trains, given, own in (
-            ("train_token", train_token, TrainedTokenFeatures),
-            ("train_vla", train_vla, TrainedVLAFeatures),
-        ):
-            if given is None:
-                continue
+        if train_token is not None or train_vla is not None:
+            trains, own = (
+                ("train_token", TrainedTokenFeatures) if train_vla is None else ("train_vla", TrainedVLAFeatures)
+            )
             require("token_input", token_input, token_input, f"True with {trains}")
             name, allowed = features_extractor_class.__name__, f"left out with {trains}, which has its own"
             require("features_extractor_class", name, features_extractor_class in (RLTFeatures, own), allowed)
