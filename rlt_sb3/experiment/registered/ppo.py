@@ -1,0 +1,50 @@
+"""The registration of PPO: Stable-Baselines3's class as it is, with a policy that starts at the VLA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlt_sb3.experiment.algorithms import Algorithm, register_algorithm
+
+
+def defaults(n_envs: int, length: int) -> dict[str, Any]:
+    """
+    Compute the settings of PPO that suit a run.
+
+    :param n_envs: number of environments
+    :param length: control steps per chunk
+    :return: settings that a run's override
+    """
+    # Stable-Baselines3 discounts per transition: this is RLT's 0.99 per control step
+    return {"gamma": 0.99**length, "n_steps": max(2, 240 // n_envs), "batch_size": 60, "device": "cpu"}
+
+
+def of_env(venv: Any) -> dict[str, Any]:
+    """
+    Describe the environment's robot to the policy.
+
+    :param venv: environment of Stable-Baselines3
+    :return: settings of the algorithm
+    """
+    from rlt_sb3.common.vec_env import metadata_of
+    from rlt_sb3.rlt.features import proprio_layout
+
+    robot = metadata_of(venv).get("robot")
+    layout = {} if robot is None else {"proprio_norm": proprio_layout(robot)}
+    return {"policy_kwargs": {"features_extractor_kwargs": layout}}
+
+
+register_algorithm(
+    "ppo",
+    Algorithm(
+        "PPO",
+        "stable_baselines3:PPO",
+        defaults,
+        policy="rlt_sb3.ppo.policies:VLACenteredPolicy",
+        flat=False,
+        starts_at_vla=True,
+        of_env=of_env,
+        color="tab:purple",
+        parts={"policy_kwargs": "rlt_sb3.ppo.policies:VLACenteredPolicy"},
+    ),
+)
