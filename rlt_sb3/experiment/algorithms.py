@@ -46,8 +46,8 @@ class Algorithm:
         policy's chunk; otherwise a run with these hooks is refused
     :param check: raises ``ValueError`` for settings (of the right names and types, classes looked up, schedules made)
         that cannot work, so that a run refuses them before it starts simulators
-    :param of_env: (environment that the class gets) -> settings that follow from it; those of the run override them, and
-        dicts are merged
+    :param of_env: (environment that the class gets) -> settings that follow from it; the run's override them, and dicts
+        are merged
     :param env_kwargs: (its settings) -> keyword arguments that the run's environment must be made with
     :param may_change: settings that a resumed run may change, "policy_kwargs.critic_precision" for one inside another
     :param on_resume: (model as it was saved, settings) -> applies those of them that its ``load`` does not take

@@ -15,8 +15,9 @@ from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlt_sb3.common.chunk_outcome import outcomes_of
-from rlt_sb3.grpo.groups import GroupCollector, group_advantages
+from rlt_sb3.grpo.groups import GroupCollector, GroupEpisode, group_advantages
 from rlt_sb3.ppo.policies import VLACenteredPolicy
+from rlt_sb3.rlt.features import TensorDict
 
 SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
 
@@ -200,16 +201,16 @@ class GRPO(OnPolicyAlgorithm):
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         groups = self.collector.take()
+        judged = [group_advantages([episode.reward for episode in group]) for group in groups]
+        self.logger.record("rollout/groups_with_signal", float(np.mean([found is not None for found in judged])))
         rows = [
-            (episode, advantage)
-            for group in groups
-            if (advantages := group_advantages([episode.reward for episode in group])) is not None
-            for episode, advantage in zip(group, advantages, strict=True)
+            (episode, float(advantage))
+            for group, found in zip(groups, judged, strict=True)
+            if found is not None
+            for episode, advantage in zip(group, found, strict=True)
         ]
-        with_signal = [group_advantages([episode.reward for episode in group]) is not None for group in groups]
-        self.logger.record("rollout/groups_with_signal", float(np.mean(with_signal)))
         losses: list[list[float]] = []
-        for obs, actions, old_log_prob, advantages in self._batches(rows):
+        for obs, (actions, old_log_prob, advantages) in self._batches(rows):
             _, log_prob, _ = self.policy.evaluate_actions(obs, actions)
             policy_loss = clipped_loss(log_prob, old_log_prob, advantages, self.clip_range)
             divergence = k3(log_prob, self.policy.start_log_prob(obs, actions))
@@ -230,8 +231,8 @@ class GRPO(OnPolicyAlgorithm):
         for name, value in zip(names, np.mean(losses, axis=0) if losses else (), strict=False):
             self.logger.record(f"train/{name}", value)
 
-    def _batches(self, episodes: list[tuple[Any, float]]) -> Iterator[tuple[dict[str, th.Tensor], *tuple[th.Tensor, ...]]]:
-        """Yield observations, flat chunks, log-densities and advantages, ``n_epochs`` times all rows."""
+    def _batches(self, episodes: list[tuple[GroupEpisode, float]]) -> Iterator[tuple[TensorDict, list[th.Tensor]]]:
+        """Yield observations, and flat chunks, log-densities and advantages; ``n_epochs`` times all rows."""
         if not episodes:
             return
         seen = [obs for episode, _ in episodes for obs in episode.observations]
@@ -239,13 +240,14 @@ class GRPO(OnPolicyAlgorithm):
         actions = np.stack([action.ravel() for episode, _ in episodes for action in episode.actions])
         log_probs = np.concatenate([episode.log_probs for episode, _ in episodes])
         advantages = np.concatenate([np.full(len(episode.log_probs), value) for episode, value in episodes])
-        arrays = [th.as_tensor(array, dtype=th.float32, device=self.device) for array in (actions, log_probs, advantages)]
+        numbers = (actions, log_probs, advantages)
+        arrays = [th.as_tensor(array, dtype=th.float32, device=self.device) for array in numbers]
         tensors = {key: th.as_tensor(value, device=self.device) for key, value in obs.items()}
         for _ in range(self.n_epochs):
             order = np.random.permutation(len(seen))
             for start in range(0, len(order), self.batch_size):
                 chosen = th.as_tensor(order[start : start + self.batch_size], device=self.device)
-                yield {key: value[chosen] for key, value in tensors.items()}, *(array[chosen] for array in arrays)
+                yield {key: value[chosen] for key, value in tensors.items()}, [array[chosen] for array in arrays]
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "collector"]
@@ -279,5 +281,3 @@ def check(settings: dict[str, Any]) -> None:
     rate = settings.get("learning_rate", 0.0)
     if min(FloatSchedule(rate)(remaining) for remaining in (1.0, 0.5, 0.0)) < 0.0:
         raise ValueError(f"learning_rate must be >= 0, got {rate!r}.")
-
-

@@ -50,11 +50,12 @@ class ResidualActor(Actor):
         )
         self.chunk_shape, self.scale, self.parts = (steps, size), scale, parts
         self.action_dist = SquashedDiagGaussianDistribution(parts * size)  # type: ignore[assignment]
-        last = self.mu.in_features  # type: ignore[union-attr]
-        self.mu, self.log_std = nn.Linear(last, parts * size), nn.Linear(last, parts * size)  # type: ignore[assignment]
-        for layer, bias in ((self.mu, 0.0), (self.log_std, log_std_init)):
-            nn.init.zeros_(layer.weight)  # type: ignore[union-attr, arg-type]
-            nn.init.constant_(layer.bias, bias)  # type: ignore[union-attr, arg-type]
+        last = net_arch[-1] if net_arch else features_dim + steps * size
+        mean, log_std = nn.Linear(last, parts * size), nn.Linear(last, parts * size)
+        for layer, bias in ((mean, 0.0), (log_std, log_std_init)):
+            nn.init.zeros_(layer.weight)
+            nn.init.constant_(layer.bias, bias)
+        self.mu, self.log_std = mean, log_std  # type: ignore[assignment]
 
     def get_action_dist_params(self, obs: TensorDict) -> tuple[th.Tensor, th.Tensor, dict[str, th.Tensor]]:  # type: ignore[override]
         """
