@@ -157,7 +157,7 @@ class VLACenteredPolicy(ActorCriticPolicy):
         lr_schedule: Schedule,
         net_arch: list[int] | dict[str, list[int]] | None = None,
         activation_fn: type[nn.Module] = nn.Tanh,
-        log_std_init: float = -2.5,
+        log_std_init: float = -3.5,
         parts: int = 1,
         pull: bool = False,
         features_extractor_class: type[ReferenceFeatures] = ReferenceFeatures,
