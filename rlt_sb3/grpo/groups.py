@@ -42,8 +42,8 @@ class GroupCollector:
     """
     Sorts the episodes of a vector environment into groups by task and initial state.
 
-    An episode whose simulator broke counts as a member without rows, so that its group can be completed. A group that
-    the environments have long left behind (it began before a reset) is dropped.
+    An episode whose simulator broke counts as a member without rows, so that its group can be completed. Sub-environments
+    whose episodes are short run ahead of the others, so any number of groups can be open.
 
     :param n_envs: number of sub-environments
     :param group_size: episodes of a group
@@ -95,9 +95,6 @@ class GroupCollector:
         members.append(episode)
         if len(members) == self.group_size:
             self.complete.append([one for one in self._open.pop(state) if one is not None])
-        # n_envs running episodes belong to at most as many groups
-        while len(self._open) > self.n_envs + 1:
-            del self._open[next(iter(self._open))]
 
     def take(self) -> list[list[GroupEpisode]]:
         """Return the complete groups; they are not kept."""

@@ -87,7 +87,7 @@ class GRPO(OnPolicyAlgorithm):
         self,
         policy: str | type[VLACenteredPolicy],
         env: GymEnv | str,
-        learning_rate: float | Schedule = 3e-4,
+        learning_rate: float | Schedule = 1e-3,
         group_size: int = 8,
         groups: int = 4,
         n_epochs: int = 4,

@@ -1,5 +1,6 @@
 """A stochastic actor-critic policy that starts at the VLA: a Gaussian around its chunk."""
 
+import math
 from typing import Any
 
 import torch as th
@@ -157,7 +158,7 @@ class VLACenteredPolicy(ActorCriticPolicy):
         lr_schedule: Schedule,
         net_arch: list[int] | dict[str, list[int]] | None = None,
         activation_fn: type[nn.Module] = nn.Tanh,
-        log_std_init: float = -3.5,
+        log_std_init: float = -4.0,
         parts: int = 1,
         pull: bool = False,
         features_extractor_class: type[ReferenceFeatures] = ReferenceFeatures,
@@ -216,7 +217,9 @@ class VLACenteredPolicy(ActorCriticPolicy):
 
     def _get_action_dist_from_latent(self, latent_pi: th.Tensor) -> VLACenteredGaussian:
         size = self.action_dist.reference_dim
-        return self.action_dist.around(latent_pi[:, -size:], self.action_net(latent_pi[:, :-size]), self.log_std)
+        # in units of the first standard deviation, so that the size of a step does not depend on it
+        mean = math.exp(self.log_std_init) * self.action_net(latent_pi[:, :-size])
+        return self.action_dist.around(latent_pi[:, -size:], mean, self.log_std)
 
     def evaluate_actions(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         """

@@ -15,8 +15,14 @@ def defaults(n_envs: int, length: int) -> dict[str, Any]:
     :param length: control steps per chunk
     :return: settings that a run's override
     """
-    # Stable-Baselines3 discounts per transition: this is RLT's 0.99 per control step
-    return {"gamma": 0.99**length, "n_steps": max(2, 240 // n_envs), "batch_size": 60, "device": "cpu"}
+    return {
+        "gamma": 0.99**length,  # Stable-Baselines3 discounts per transition: this is RLT's 0.99 per control step
+        "n_steps": max(2, 240 // n_envs),
+        "batch_size": 60,
+        "learning_rate": 1e-3,
+        "target_kl": 0.03,  # a chunk is worth many epochs, but the policy must stay near the one that drew it
+        "device": "cpu",
+    }
 
 
 def of_env(venv: Any) -> dict[str, Any]:

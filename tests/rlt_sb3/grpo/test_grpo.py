@@ -28,7 +28,7 @@ def test_advantages_of_a_group():
     std = (sum((value - mean) ** 2 for value in returns) / 5) ** 0.5
     np.testing.assert_allclose(group_advantages(returns), [(value - mean) / std for value in returns])
     assert group_advantages([1.0, 1.0, 1.0]) is None and group_advantages([0.0] * 8) is None
-    assert group_advantages([]) is None
+    assert group_advantages([0.0]) is None
 
 
 def test_losses():
@@ -85,9 +85,11 @@ def test_groups_are_sorted_by_initial_state():
     assert collector.take() == []
     play(collector, 0, state=6, reward=1.0, broken=True)  # its group is complete without it
     assert [len(group) for group in collector.take()] == [1]
-    for state in range(10, 20):  # what never comes to its end is dropped
+    for state in range(10, 20):  # one sub-environment runs ahead
         play(collector, 0, state, 1.0)
-    assert len(collector._open) == 3
+    play(collector, 1, state=10, reward=0.0)
+    ((first, second),) = collector.take()
+    assert (first.reward, second.reward) == (1.0, 0.0)
     collector.restart()
     play(collector, 0, state=19, reward=1.0)
     assert collector.take() == []
@@ -108,17 +110,18 @@ def test_a_group_begins_at_one_state(num_envs):
 
 def test_one_update():
     """What train() logs for one batch of all rows, from the groups that it takes."""
-    model = made(n_epochs=1, batch_size=10_000, kl_coef=0.5)
+    model = made(n_epochs=1, batch_size=10_000, kl_coef=0.5, groups=6)
     with th.no_grad():
-        model.policy.action_net.bias.add_(0.05)  # not the start any more
+        model.policy.action_net.bias.add_(0.05 / np.exp(model.policy.log_std_init))  # not the start any more
+        model.policy.log_std.add_(1.5)
     taken = []
     take = model.collector.take
     model.collector.take = lambda: taken.append(take()) or taken[-1]
     model.learn(1)
     (groups,) = taken
-    assert len(groups) == 2
+    assert len(groups) >= 6
     rows, ratio = [], []
-    std = np.exp(model.policy.log_std_init)
+    start, present = (np.exp(model.policy.log_std_init + more) for more in (0.0, 1.5))
     for group in groups:
         returns = np.array([episode.reward for episode in group])
         if returns.std() == 0:
@@ -127,10 +130,14 @@ def test_one_update():
             rows += [advantage] * len(episode.actions)
             for obs, action in zip(episode.observations, episode.actions, strict=True):
                 u = (action - obs["vla_ref"]).mean(0).astype(np.float64)
-                ratio.append(np.sum(-(u**2) + (u - 0.05) ** 2) / (2 * std**2))  # log start - log present
+                log_start, log_present = (
+                    np.sum(-0.5 * ((u - mean) / std) ** 2 - np.log(std))
+                    for mean, std in ((0.0, start), (0.05, present))
+                )
+                ratio.append(log_start - log_present)
     logged = model.logger.name_to_value
     share = np.mean([np.std([episode.reward for episode in group]) > 0 for group in groups])
-    assert logged["rollout/groups_with_signal"] == share > 0
+    assert logged["rollout/groups_with_signal"] == share and 0 < share < 1
     assert logged["train/policy_gradient_loss"] == pytest.approx(-np.mean(rows), abs=1e-5)
     ratio = np.array(ratio)
     divergence = np.mean(np.exp(ratio) - 1 - ratio)
@@ -141,12 +148,9 @@ def test_one_update():
 def test_groups_without_signal_change_nothing():
     model = made(num_envs=2, groups=1)
     before = {name: value.clone() for name, value in model.policy.state_dict().items()}
-    model.collector.take = lambda: []
-    groups = GroupCollector(1, 2)
-    for _ in range(2):
-        play(groups, 0, state=1, reward=1.0)
-    complete = groups.take()
-    model.collector.take = lambda: complete
+    for _ in range(4):
+        play(model.collector, 0, state=1, reward=1.0)
+    assert len(model.collector.complete) == 1
     model.set_logger(made().learn(1).logger)
     model.train()
     assert model.logger.name_to_value["rollout/groups_with_signal"] == 0.0
@@ -165,7 +169,8 @@ def test_trained_twice_and_saved(tmp_path):
 
 
 def test_it_learns():
-    model = made(8, group_size=8, groups=4, batch_size=64).learn(4000)
+    policy = {"net_arch": [16], "log_std_init": -2.5}
+    model = made(8, group_size=8, groups=4, batch_size=64, learning_rate=3e-3, policy_kwargs=policy).learn(4000)
     episodes = model.ep_info_buffer
     assert len(episodes) == 100 and np.mean([episode["is_success"] for episode in episodes]) > 0.75
 

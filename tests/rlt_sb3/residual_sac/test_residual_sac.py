@@ -60,9 +60,8 @@ def test_warm_up_plays_the_vla_and_trains_critics_alone():
     rows = model.replay_buffer.storage
     stored = rows.is_row(np.arange(rows.size))
     assert stored.sum() == 20 and np.array_equal(rows.actions[stored], rows.obs["vla_ref"][stored])
-    actor, critic, entropy = (
-        {name: value.clone() for name, value in module.state_dict().items()}
-        for module in (model.actor, model.critic, model.critic)
+    actor, critic = (
+        {name: value.clone() for name, value in module.state_dict().items()} for module in (model.actor, model.critic)
     )
     coefficient = model.log_ent_coef.clone()
     model.train(5, 16)
