@@ -165,6 +165,21 @@ def labels() -> dict[str, str]:
     return {name: get_algorithm(name).label for name in algorithm_names()}
 
 
+def proprio_settings(venv: Any) -> dict[str, Any]:
+    """
+    Describe the robot's proprioception to a policy with RLT's features, for ``of_env`` of an algorithm.
+
+    :param venv: environment of Stable-Baselines3
+    :return: settings of the algorithm
+    """
+    from rlt_sb3.common.vec_env import metadata_of
+    from rlt_sb3.rlt.features import proprio_layout
+
+    robot = metadata_of(venv).get("robot")
+    layout = {} if robot is None else {"proprio_norm": proprio_layout(robot)}
+    return {"policy_kwargs": {"features_extractor_kwargs": layout}}
+
+
 # at the end: these modules call register_algorithm
 for _module in iter_modules([str(Path(__file__).parent / "registered")]):
     import_module(f"rlt_sb3.experiment.registered.{_module.name}")

@@ -42,8 +42,8 @@ class GroupCollector:
     """
     Sorts the episodes of a vector environment into groups by task and initial state.
 
-    An episode whose simulator broke counts as a member without rows, so that its group can be completed. Sub-environments
-    whose episodes are short run ahead of the others, so any number of groups can be open.
+    An episode whose simulator broke counts as a member without rows, so that its group can be completed.
+    Sub-environments whose episodes are short run ahead of the others, so any number of groups can be open.
 
     :param n_envs: number of sub-environments
     :param group_size: episodes of a group

@@ -5,8 +5,7 @@ from __future__ import annotations
 from inspect import signature
 from typing import Any
 
-from rlt_sb3.experiment.algorithms import Algorithm, register_algorithm
-from rlt_sb3.experiment.registered.ppo import of_env
+from rlt_sb3.experiment.algorithms import Algorithm, proprio_settings, register_algorithm
 
 
 def _check(settings: dict[str, Any]) -> None:
@@ -30,7 +29,7 @@ register_algorithm(
         flat=False,
         starts_at_vla=True,
         check=_check,
-        of_env=of_env,
+        of_env=proprio_settings,
         env_kwargs=_env_kwargs,
         color="tab:orange",
         parts={"policy_kwargs": "rlt_sb3.ppo.policies:VLACenteredPolicy"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlt_sb3.experiment.algorithms import Algorithm, register_algorithm
+from rlt_sb3.experiment.algorithms import Algorithm, proprio_settings, register_algorithm
 
 
 def defaults(n_envs: int, length: int) -> dict[str, Any]:
@@ -25,21 +25,6 @@ def defaults(n_envs: int, length: int) -> dict[str, Any]:
     }
 
 
-def of_env(venv: Any) -> dict[str, Any]:
-    """
-    Describe the environment's robot to the policy.
-
-    :param venv: environment of Stable-Baselines3
-    :return: settings of the algorithm
-    """
-    from rlt_sb3.common.vec_env import metadata_of
-    from rlt_sb3.rlt.features import proprio_layout
-
-    robot = metadata_of(venv).get("robot")
-    layout = {} if robot is None else {"proprio_norm": proprio_layout(robot)}
-    return {"policy_kwargs": {"features_extractor_kwargs": layout}}
-
-
 register_algorithm(
     "ppo",
     Algorithm(
@@ -49,7 +34,7 @@ register_algorithm(
         policy="rlt_sb3.ppo.policies:VLACenteredPolicy",
         flat=False,
         starts_at_vla=True,
-        of_env=of_env,
+        of_env=proprio_settings,
         color="tab:purple",
         parts={"policy_kwargs": "rlt_sb3.ppo.policies:VLACenteredPolicy"},
     ),

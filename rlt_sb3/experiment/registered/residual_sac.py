@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlt_sb3.experiment.algorithms import Algorithm, register_algorithm
-from rlt_sb3.experiment.registered.ppo import of_env
+from rlt_sb3.experiment.algorithms import Algorithm, proprio_settings, register_algorithm
 
 
 def _check(settings: dict[str, Any]) -> None:
@@ -23,7 +22,7 @@ register_algorithm(
         starts_at_vla=True,
         learns_from_hooks=True,
         check=_check,
-        of_env=of_env,
+        of_env=proprio_settings,
         color="tab:blue",
         parts={
             "policy_kwargs": "rlt_sb3.residual_sac.policies:ResidualSACPolicy",
