@@ -1,7 +1,6 @@
-"""PPO, GRPO and residual SAC in runs: trained, evaluated, resumed; their registration; the recipe of the table."""
+"""PPO, GRPO and residual SAC in runs: trained, evaluated, resumed; what they tell the run, their registration."""
 
 import json
-import sys
 
 import pytest
 from run_helpers import ROOT, quick, same, without_clocks
@@ -90,24 +89,3 @@ def test_settings_are_refused_before_a_run_starts():
         resolve_settings("residual_sac", {"utd": 0.0})
     with pytest.raises(ValueError, match=r"Unknown PPO setting 'policy_kwargs\.typo'"):
         resolve_settings("ppo", {"policy_kwargs": {"typo": 1}})
-
-
-def test_recipe_of_the_table(monkeypatch):
-    """Every command of benchmarks/recipes/algorithms.yaml is one that ``rlt train`` understands."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    from recipe import queue, read_settings
-
-    from rlt_sb3.cli.main import parse
-
-    settings = read_settings(ROOT / "benchmarks" / "recipes" / "algorithms.yaml")
-    runs = queue(settings, ROOT / "runs")
-    sys.modules.pop("recipe")
-    configs = {(run.setting, run.task, run.seed): parse("train", list(run.arguments)) for run in runs}
-    assert len(configs) == len(settings["settings"]) * 2 * 3
-    for config in configs.values():
-        assert config.total_chunks == 3600 and config.evaluation.n_states == 100 and config.max_minutes is None
-        resolve_settings(config.algorithm, config.settings)
-    assert {config.algorithm for config in configs.values()} == {"rlt", "grpo", "ppo", "residual_sac", "tqc"}
-    assert {(config.env.suite, *config.env.task_ids) for config in configs.values()} == {
-        ("libero_goal", 1), ("libero_spatial", 6)
-    }  # fmt: skip
