@@ -22,10 +22,11 @@ INIT_STATES = tuple(SPLIT_SIZES)
 
 
 class _CountedSequence(EpisodeSequence):
-    """Initial states are counted in every split, none is drawn: episode number p has initial state p."""
+    """Initial states are counted in every split, none is drawn: episode number p has initial state p, or p // g."""
 
     def episode(self, number: int) -> Episode:
-        return Episode(number, number % self.num_tasks, number)
+        place = self.place(number)
+        return Episode(number, place % self.num_tasks, place)
 
     @property
     def init_state_counts(self) -> dict[str, int]:
@@ -51,6 +52,7 @@ class _FakeVectorEnv(InProcessVectorEnv):
     :param intervention: ``f(simulator, proposed, step)``, as for ``LIBERO-v0``; the "simulator" has ``env`` and
         ``index``, the number of the sub-environment
     :param critical_phase: ``f(simulator)``, as for ``intervention``
+    :param group_size: how often each training initial state is played, see ``LIBERO-v0``
     :raises ValueError: for values that do not fit
     """
 
@@ -68,6 +70,7 @@ class _FakeVectorEnv(InProcessVectorEnv):
         obs_stride: int | None = None,
         intervention: Callable[..., Any] | None = None,
         critical_phase: Callable[..., Any] | None = None,
+        group_size: int = 1,
     ):
         super().__init__(
             num_envs,
@@ -83,6 +86,7 @@ class _FakeVectorEnv(InProcessVectorEnv):
             obs_stride,
             hooks={"intervention": intervention, "critical_phase": critical_phase},
             sequence=_CountedSequence,
+            group_size=group_size,
         )
         self._rngs = [np.random.default_rng([self.sequence.seed, index]) for index in range(num_envs)]
 
@@ -207,6 +211,7 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
     :param obs_stride: see ``LIBERO-v0``
     :param intervention: ``f(simulator, proposed, step)`` as for ``LIBERO-v0``; "simulator" has ``env`` and ``index``
     :param critical_phase: ``f(simulator)``, as for ``intervention``
+    :param group_size: how often each training initial state is played, see ``LIBERO-v0``
     """
 
     SPEED = 0.1
@@ -228,6 +233,7 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
         obs_stride: int | None = None,
         intervention: Callable[..., Any] | None = None,
         critical_phase: Callable[..., Any] | None = None,
+        group_size: int = 1,
     ):
         space = spaces.Dict(
             {
@@ -240,7 +246,7 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
         horizon = 16 if max_episode_steps is None else max_episode_steps
         super().__init__(
             num_envs, space, chunk_length, horizon, tasks, init_states, seed, autoreset_mode, render_mode, obs_stride,
-            intervention, critical_phase,
+            intervention, critical_phase, group_size,
         )  # fmt: skip
         self.suite = suite
         self._encoder = np.random.default_rng(0).normal(size=(6, token_dim))
@@ -259,6 +265,8 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
         rng = self._rngs[env]
         if self.init_states != "train":  # fixed states, the same for every model
             rng = np.random.default_rng([INIT_STATES.index(self.init_states), self._episode(env).init_index])
+        elif self.group_size > 1:  # the members of a group begin alike, in whatever sub-environment
+            rng = np.random.default_rng([self.sequence.seed, self._episode(env).init_index])
         angle = rng.uniform(0.0, 2.0 * np.pi)
         self._position[env] = rng.uniform(-0.1, 0.1, size=2)
         self._goal[env] = rng.uniform(0.4, 0.8) * np.array([np.cos(angle), np.sin(angle)])
