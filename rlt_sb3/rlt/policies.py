@@ -378,8 +378,7 @@ class RLTPolicy(TD3Policy):
             "critic_precision", "layer_norm", "actor_mode", "actor_q", "actor_tau", "actor_std", "gripper_flip",
             "train_token", "train_vla", "token_input", "reference_input", "act_with", "gated",
         )  # fmt: skip
-        given = self.features_extractor_kwargs
-        data["features_extractor_kwargs"] = {key: value for key, value in given.items() if key != "vla"}
+        data["features_extractor_kwargs"] = {k: v for k, v in self.features_extractor_kwargs.items() if k != "vla"}
         data["n_target_critics"] = self.critic_kwargs["n_target_critics"]
         return data | {name: getattr(self, name) for name in names}
 
