@@ -315,13 +315,11 @@ class RLTPolicy(TD3Policy):
             require("token_input", token_input, token_input, f"True with {trains}")
             name, allowed = features_extractor_class.__name__, f"left out with {trains}, which has its own"
             require("features_extractor_class", name, features_extractor_class in (RLTFeatures, own), allowed)
-            features_extractor_class = own
-        if train_token is not None:
-            features_extractor_kwargs = (features_extractor_kwargs or {}) | dict(train_token)
-        if train_vla is not None:
-            settings = TrainVLA(**train_vla)
-            copy = settings.vla_class(settings.architecture)
-            features_extractor_kwargs = (features_extractor_kwargs or {}) | {"vla": copy}
+            features_extractor_class, further = own, dict(train_token or {})
+            if train_vla is not None:
+                settings = TrainVLA(**train_vla)
+                copy = further["vla"] = settings.vla_class(settings.architecture)
+            features_extractor_kwargs = (features_extractor_kwargs or {}) | further
         optimizer_kwargs = dict(optimizer_kwargs or {})
         if optimizer_class is th.optim.Adam and not {"fused", "foreach"} & set(optimizer_kwargs):
             optimizer_kwargs["fused"] = True  # one pass over all parameters instead of one small loop each
@@ -341,8 +339,8 @@ class RLTPolicy(TD3Policy):
         self.net_arch = net_arch if net_arch is not None else [256, 256]
         self.activation_fn = activation_fn
         self.actor_mode, self.actor_q, self.actor_tau, self.actor_std = actor_mode, actor_q, actor_tau, actor_std
-        self.gripper_flip, self.train_token, self.train_vla = gripper_flip, train_token, train_vla
-        self.vla = copy  # once, for all networks
+        self.vla, self.train_token, self.train_vla = copy, train_token, train_vla  # one copy for all networks
+        self.gripper_flip = gripper_flip
         self.token_input, self.reference_input = token_input, reference_input
         self.critic_precision, self.layer_norm = critic_precision, layer_norm
         self.act_with, self.gated = act_with, gated
@@ -384,8 +382,7 @@ class RLTPolicy(TD3Policy):
             "critic_precision", "layer_norm", "actor_mode", "actor_q", "actor_tau", "actor_std", "gripper_flip",
             "train_token", "train_vla", "token_input", "reference_input", "act_with", "gated",
         )  # fmt: skip
-        if self.train_vla is not None:  # the constructor makes the copy itself
-            data["features_extractor_kwargs"] = {k: v for k, v in self.features_extractor_kwargs.items() if k != "vla"}
+        data["features_extractor_kwargs"] = {k: v for k, v in self.features_extractor_kwargs.items() if k != "vla"}
         data["n_target_critics"] = self.critic_kwargs["n_target_critics"]
         return data | {name: getattr(self, name) for name in names}
 
