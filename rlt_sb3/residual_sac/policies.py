@@ -125,7 +125,7 @@ class ResidualSACPolicy(SACPolicy):
         lr_schedule: Schedule,
         net_arch: list[int] | dict[str, list[int]] | None = None,
         activation_fn: type[nn.Module] = nn.ReLU,
-        scale: float = 0.25,
+        scale: float = 0.05,
         parts: int = 1,
         log_std_init: float = -2.4,
         n_critics: int = 2,
