@@ -5,7 +5,7 @@
 
 The server is a process of its own, the clients are threads of this one; each asks for one observation at a time, over
 the loopback interface. "joined" is max_wait_ms=0, what `rlt serve` does; "one call each" is max_wait_ms=None. Both
-are measured in turns. Rates per core-second count the CPU time of the server alone, so that other programs hardly count.
+are measured in turns. Rates per core-second count the CPU time of the server alone, so other programs hardly count.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class Batcher:
 
     :param vlas: The VLA, and its copies, each of which runs one batch at a time.
     :param max_batch: Most rows of a joined batch.
-    :param max_wait_ms: Milliseconds for which a batch that is not full waits for more; 0: it has what came while the VLA
-        was busy; ``None``: requests are never joined.
+    :param max_wait_ms: Milliseconds for which a batch that is not full waits for more; 0: it has what came while the
+        VLA was busy; ``None``: requests are never joined.
     """
 
     def __init__(self, vlas: Sequence[FrozenVLA], max_batch: int, max_wait_ms: float | None = 0.0) -> None:

@@ -50,7 +50,7 @@ class VLAService:
     Any frozen VLA.
 
     :class:`~rlt_gym.vla.remote.client.RemoteVLA` gets tokens and chunks of many rows, openpi's clients one chunk.
-    Requests that wait at the same time are joined into one forward pass (:class:`~rlt_gym.vla.remote.batching.Batcher`).
+    Requests that wait at the same time are joined into one forward pass.
 
     :param vla: The VLA.
     :param max_batch: Most rows of a request, and of requests that are joined.

@@ -1,4 +1,4 @@
-"""Requests of many clients in one forward pass: everybody gets his own rows, his own error, and an answer at the end."""
+"""Requests of many clients in one forward pass: everybody gets his own rows, his own error, and an answer."""
 
 import threading
 import time
