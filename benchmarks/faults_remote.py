@@ -1,13 +1,13 @@
-"""Break what LIBERO environments reach by a socket, a policy server or Ray actors, and compare every row they still give.
+"""Break a policy server or Ray actors in use by LIBERO environments, and compare every row they still give.
 
     python benchmarks/faults_remote.py --mode server --injections 100
     python benchmarks/faults_remote.py --mode ray --injections 30 --out rows.json
 
 Before any fault the environment plays some chunks without disturbance (mode "server": with the VLA in this process);
 afterwards every row must be the one of that play, bit for bit, wherever its episode stands. Mode "server": the VLA is
-behind a proxy that cuts and corrupts; the client has to hide every fault but an exception of the VLA, which must arrive.
-Mode "ray": the episodes of a lost simulator or actor must end as lost ones and begin again. `benchmarks/faults.py` breaks
-local workers. Exit code 1 if a promise is broken.
+behind a proxy that cuts and corrupts; the client has to hide every fault but an exception of the VLA, which must
+arrive. Mode "ray": the episodes of a lost simulator or actor must end as lost ones and begin again.
+`benchmarks/faults.py` breaks local workers. Exit code 1 if a promise is broken.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def break_ray(injections: int, minutes: float, seed: int) -> Campaign:
                 env._answer = lambda number, reference: env._get(reference, 3.0 if number == worker else 600.0)
             if name == "simulator of an actor stopped":
                 setting = env._actors[worker].__ray_call__.remote(
-                    lambda held: setattr(held._env.unwrapped.env._pool.clients[0], "_timeout", 1.0)
+                    lambda held: setattr(held._env.unwrapped._pool.clients[0], "_timeout", 1.0)
                 )
                 ray.get(setting)
             how = signal.SIGSTOP if name.endswith("stopped") else signal.SIGKILL
