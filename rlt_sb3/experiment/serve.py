@@ -43,7 +43,7 @@ class ServeConfig:
     :param device: torch device of the policy; of a VLA also several, "cuda:0,cuda:1": a copy on each
     :param model: of a run: "best", "last", or the path of a saved model
     :param max_batch: of a VLA: most observations of one request, and of requests that are joined
-    :param max_wait_ms: of a VLA: milliseconds that a request waits for others to join it; 0: only while the VLA is busy;
+    :param max_wait_ms: of a VLA: milliseconds that a request waits for others to join it; 0: only while it is busy;
         None: requests are never joined
     :param tokens_dtype: of a VLA: type in which tokens travel, "float16" or "float32"
     :param max_mb: most megabytes (2**20 bytes) of one request
