@@ -99,7 +99,7 @@ MUTATIONS = dict(enumerate([
              "for number in numbers if self.living(number)]", "for number in numbers]",
              "common/replay/test_buffer.py"),
     Mutation("a row leads to another environment's observation", BUFFER,
-             "next_slot = storage.put_observation(next_obs, index)", "next_slot = storage.put_observation(next_obs, 0)",
+             "next_slot = storage.put_observation(next_obs, row)", "next_slot = storage.put_observation(next_obs, 0)",
              "common/replay/test_buffer.py"),
     Mutation("rewards after the executed steps count", BUFFER, "rewards[steps:] = 0.0", "pass", "rlt/test_mutants.py"),
     Mutation("time-outs are failures where they should not be, and the other way round", BUFFER,

@@ -139,6 +139,7 @@ class FakeLiberoVectorEnv(_FakeVectorEnv):
     :param obs_stride: see ``LIBERO-v0``
     :param intervention: ``f(simulator, proposed, step)`` as for ``LIBERO-v0``; "simulator" has ``env`` and ``index``
     :param critical_phase: ``f(simulator)``, as for ``intervention``
+    :param group_size: how often each training initial state is played, see ``LIBERO-v0``
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class FakeLiberoVectorEnv(_FakeVectorEnv):
         obs_stride: int | None = None,
         intervention: Callable[..., Any] | None = None,
         critical_phase: Callable[..., Any] | None = None,
+        group_size: int = 1,
     ):
         image = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
         proprio = spaces.Box(-np.inf, np.inf, (FAKE_ROBOT.proprio_size,), np.float32)
@@ -167,7 +169,7 @@ class FakeLiberoVectorEnv(_FakeVectorEnv):
         horizon = 20 if max_episode_steps is None else max_episode_steps
         super().__init__(
             num_envs, space, chunk_length, horizon, tasks, init_states, seed, autoreset_mode, render_mode, obs_stride,
-            intervention, critical_phase,
+            intervention, critical_phase, group_size,
         )  # fmt: skip
         self.suite = suite
         self.success_step = success_step
