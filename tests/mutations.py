@@ -62,7 +62,7 @@ class Mutation(NamedTuple):
 
 
 RLT, POLICIES, FEATURES, SETTINGS = "rlt/rlt.py", "rlt/policies.py", "rlt/features.py", "rlt/settings.py"
-OFF_POLICY, GATE = "common/chunk_off_policy.py", "common/policy_gate.py"
+OFF_POLICY, GATE, SEATS = "common/chunk_off_policy.py", "common/policy_gate.py", "common/gated_policy.py"
 CONTENDERS = "common/contenders.py"
 TRIALS, STATS = "common/trials.py", "common/stats.py"
 BIAS, NOISE, SCHEDULES = "common/value_bias.py", "common/noise.py", "common/schedules.py"
@@ -300,14 +300,14 @@ MUTATIONS = dict(enumerate([
              "self.gate.begin()", "pass", "rlt/test_gate_in_learn.py"),
     Mutation("noisy trials", RLT,
              "else ~self.gate.noise_free", "else np.ones(n_envs, dtype=bool)", "rlt/test_gate_in_learn.py"),
-    Mutation("the baseline is played by the actor", GATE,
+    Mutation("the baseline is played by the actor", SEATS,
              "chunks[by_vla] = reference[by_vla]", "pass", "common/test_policy_gate.py"),
     Mutation("an actor goes on trial before the baseline is complete", GATE,
              "if ready and not self.on_trial and self.baseline.complete:", "if ready and not self.on_trial:",
              "common/test_policy_gate.py"),
     Mutation("an actor goes on trial while only the critics learn", RLT,
              "ready=not self._warming_up", "ready=True", "rlt/test_gate_in_learn.py"),
-    Mutation("the actor that learns plays the trials", GATE,
+    Mutation("the actor that learns plays the trials", SEATS,
              "tried = policy.actor_on_trial(observation)", "tried = policy.training_actor(observation)",
              "common/test_policy_gate.py"),
     Mutation("the online actor goes on trial, not the one that practices", POLICIES,
@@ -332,7 +332,8 @@ MUTATIONS = dict(enumerate([
              "[trial for trial in self.trials if trial.start <= last]",
              "[trial for trial in self.trials if trial.success is not None]", "common/test_trials.py"),
     Mutation("a reset looks back only as far as the running episodes are old", GATE,
-             "self._longest = max(self._longest, int(self._age[env]))", "pass", "common/test_policy_gate.py"),
+             "self._longest = max(self._longest, self.clock - int(self._begun[env]))", "pass",
+             "common/test_policy_gate.py"),
     Mutation("a gate that is loaded goes on with episodes of before", GATE,
              "self._open_seats(self.n_envs)", "pass", "common/test_policy_gate.py"),
     Mutation("steps of different tasks are compared", TRIALS,
