@@ -69,6 +69,7 @@ def make_rl_token_libero_vec(
     gripper_penalty: float | Mapping[str, Any] | None = None,
     show_tokens: bool = False,
     show_pictures: bool = False,
+    show_task: bool = False,
     flat: bool = False,
     **raw_env_kwargs: Any,
 ) -> RLTokenVectorEnv | FlatVectorEnv:
@@ -97,6 +98,8 @@ def make_rl_token_libero_vec(
     :param show_tokens: Whether observations also have ``vla_tokens``, the tokens that the encoder reads, for a policy
         that trains the encoder further.
     :param show_pictures: Whether observations also have what the VLA reads, for a policy that trains a copy of it.
+    :param show_task: Whether observations also have ``task`` (T,), which of the suite's T tasks is played: for a policy
+        that plays several tasks.
     :param flat: Observation and action are vectors, see :class:`~rlt_gym.core.flat.FlatVectorEnv`.
     :param raw_env_kwargs: Further arguments of :class:`~rlt_gym.libero.vector_env.LiberoVectorEnv`.
     :return: The environment.
@@ -146,7 +149,7 @@ def make_rl_token_libero_vec(
         )
     try:
         raw = env if penalty is None else GripperPenalty(env, **penalty)
-        tokens = RLTokenVectorEnv(raw, loaded, encoder, device, show_tokens, show_pictures)
+        tokens = RLTokenVectorEnv(raw, loaded, encoder, device, show_tokens, show_pictures, show_task)
         # Copies load VLA and encoder again, from these arguments: by name if a name was given.
         return (FlatVectorEnv(tokens) if flat else tokens).made_by(
             make_rl_token_libero_vec,
@@ -163,6 +166,7 @@ def make_rl_token_libero_vec(
             gripper_penalty=gripper_penalty,
             show_tokens=show_tokens,
             show_pictures=show_pictures,
+            show_task=show_task,
             flat=flat,
             **raw_env_kwargs,
         )

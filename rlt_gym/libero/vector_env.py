@@ -27,7 +27,7 @@ RENDER_QUALITIES = ("exact", "fast", "stock")
 FRAME_SIZE = 256
 
 #: Most tasks whose simulators a worker keeps, and bytes to reckon with for each.
-_RESIDENT, _RESIDENT_BYTES = 4, 400 << 20
+_RESIDENT, _RESIDENT_BYTES = 10, 400 << 20
 
 
 def _observation_space(image_size: int) -> spaces.Dict:
@@ -97,7 +97,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
         ``color``, ``camera``, ``friction``, ``placement``, see :mod:`rlt_gym.libero.worker.perturbations`; ``None``:
         nothing does. ``info["perturbation_seed"]`` has the seed from which an episode's changes follow.
     :param worker_options: ``worker_start``, ``worker_python``, ``worker_timeout``, ``build_timeout``,
-        ``max_restarts`` and ``resident_tasks`` (``None``: up to 4, as memory allows), see
+        ``max_restarts`` and ``resident_tasks`` (``None``: up to 10, as memory allows), see
         :class:`~rlt_gym.workers.options.WorkerOptions`.
     :raises ValueError: A bad argument or missing assets, before any process starts.
     :raises TypeError: An unknown argument.
@@ -159,6 +159,7 @@ class LiberoVectorEnv(ChunkVectorEnv):
             group_size,
             hooks,
         )
+        self.metadata["n_tasks"] = len(get_tasks(suite))
         self.metadata["render"] = render
         self.metadata["perturbations"] = strengths
         check_one_env(hooks["intervention"], self.num_envs)

@@ -214,6 +214,7 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
     :param intervention: ``f(simulator, proposed, step)`` as for ``LIBERO-v0``; "simulator" has ``env`` and ``index``
     :param critical_phase: ``f(simulator)``, as for ``intervention``
     :param group_size: how often each training initial state is played, see ``LIBERO-v0``
+    :param show_task: whether observations have ``task``, as of ``RLToken-LIBERO-v0``
     """
 
     SPEED = 0.1
@@ -236,6 +237,7 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
         intervention: Callable[..., Any] | None = None,
         critical_phase: Callable[..., Any] | None = None,
         group_size: int = 1,
+        show_task: bool = False,
     ):
         space = spaces.Dict(
             {
@@ -245,6 +247,8 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
             }
         )
         tasks = (0,) if task_ids is None else task_ids
+        if show_task:
+            space["task"] = spaces.Box(0.0, 1.0, (1 + max(tasks),), np.float32)
         horizon = 16 if max_episode_steps is None else max_episode_steps
         super().__init__(
             num_envs, space, chunk_length, horizon, tasks, init_states, seed, autoreset_mode, render_mode, obs_stride,
@@ -291,4 +295,7 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
             position += self.SPEED * move
         proprio = np.zeros(FAKE_ROBOT.proprio_size, dtype=np.float32)
         proprio[:2] = self._position[env]
-        return {"z_rl": (state @ self._encoder).astype(np.float32), "vla_ref": chunk, "proprio": proprio}
+        observation = {"z_rl": (state @ self._encoder).astype(np.float32), "vla_ref": chunk, "proprio": proprio}
+        if "task" in self.single_observation_space.spaces:  # type: ignore[attr-defined]
+            observation["task"] = np.eye(self.metadata["n_tasks"], dtype=np.float32)[self.task(env).task_id]
+        return observation

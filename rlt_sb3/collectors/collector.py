@@ -97,8 +97,12 @@ class OrderedSeats:
         self.fresh = np.zeros_like(began)
         return began
 
-    def play_vla(self) -> None:
-        """All play the VLA's chunks without noise: the warm-up."""
+    def play_vla(self, observation: Any) -> None:
+        """
+        All play the VLA's chunks without noise: the warm-up.
+
+        :param observation: not used
+        """
         self.noise_free = np.ones_like(self.fresh)
 
     def choose(

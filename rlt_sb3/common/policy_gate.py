@@ -1,4 +1,8 @@
-"""The deployment gate: it decides by noise-free training episodes which actor is deployed."""
+"""
+The deployment gate: it decides by noise-free training episodes which actor is deployed.
+
+Long because its seats, samples and tests share one state.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import numpy as np
 
 from rlt_sb3.common.chunk_outcome import ChunkOutcome, envs_of
 from rlt_sb3.common.contenders import Contender, copied
-from rlt_sb3.common.gated_policy import GatedPolicy, play_seats
+from rlt_sb3.common.gated_policy import GatedPolicy, play_practicing, play_seats
 from rlt_sb3.common.stats import fisher_p, mcnemar_p
 from rlt_sb3.common.trials import Sample, Trial, is_better, worse_on_a_task
 
@@ -176,9 +180,14 @@ class PolicyGate:
         """
         return self.none_deployed and policy.starts_at_vla
 
-    def play_vla(self) -> None:
-        """Play the VLA's own chunks without noise in all environments; all new episodes can be its baseline."""
-        self._take_seats(np.ones(self.n_envs, dtype=bool), "vla")
+    def play_vla(self, observation: Mapping[str, np.ndarray]) -> None:
+        """
+        Play the VLA's own chunks without noise in all environments; all new episodes can be its baseline.
+
+        :param observation: of all environments; not needed for one task
+        """
+        self.take_seats(np.ones(self.n_envs, dtype=bool), "vla")
+        self._fresh[:] = False
         self.noise_free = np.ones(self.n_envs, dtype=bool)
 
     def choose(
@@ -195,14 +204,20 @@ class PolicyGate:
             copy of it goes on trial now
         :return: chunks to play (n_envs, ...). No noise may be added to those of ``noise_free``
         """
-        self._try_next(policy, ready)
+        self.try_next(policy, ready)
         if self._fresh.any():
-            self._take_seats(np.random.random(self.n_envs) < self.share, "vla", "actor")
+            self.take_seats(np.random.random(self.n_envs) < self.share, "vla", "actor")
+            self._fresh[:] = False
         self.noise_free, chunks = play_seats(policy, self.player, observation, chunks, reference)
         return chunks
 
-    def _try_next(self, policy: GatedPolicy, ready: bool) -> None:
-        """Put a copy of the training actor on trial if it is its turn."""
+    def try_next(self, policy: GatedPolicy, ready: bool) -> None:
+        """
+        Put a copy of the training actor on trial if it is its turn.
+
+        :param policy: the policy
+        :param ready: see :meth:`choose`
+        """
         self._practicing |= ready
         if ready and not self.on_trial and self.baseline.complete:
             self.start_trial(policy)
@@ -210,13 +225,17 @@ class PolicyGate:
     def _samples(self) -> dict[str, Sample]:
         return {"vla": self.baseline, "actor": self.trials}
 
-    def _take_seats(self, drawn: np.ndarray, *players: str) -> None:
-        """Assign the episodes that begin now and are drawn to the first sample that needs more."""
+    def take_seats(self, drawn: np.ndarray, *players: str) -> None:
+        """
+        Assign the episodes that begin now and are drawn to the first sample that needs more.
+
+        :param drawn: (n_envs,)
+        :param players: whose samples
+        """
         samples = self._samples()
         for env in np.flatnonzero(drawn & self._fresh):
             name = next((name for name in players if samples[name].wanted), "")
             self.player[env], self._seats[env] = name, samples[name].start(self.clock) if name else None
-        self._fresh[:] = False
 
     # ---------------------------------------------------------------- where others play
 
@@ -235,7 +254,7 @@ class PolicyGate:
         :param ready: whether the training actor moves, see :meth:`choose`
         :return: for each of them "vla", "actor" (the one on trial), or "": practice
         """
-        self._try_next(policy, ready)
+        self.try_next(policy, ready)
         drawn = np.random.random(n) < (1.0 if warm_up else self.share)
         wanted = next((name for name, sample in self._samples().items() if sample.wanted), "")
         return [wanted if one else "" for one in drawn]
@@ -272,9 +291,10 @@ class PolicyGate:
     def abandon_trial(self) -> None:
         """End the trial without a decision; its running episodes become practice, and the next actor can be tried."""
         self.on_trial = self.screened = False
+        for env, trial in enumerate(self._seats):
+            if trial is not None and trial in self.trials.trials:
+                self.player[env], self._seats[env] = "", None
         self.trials = Sample()
-        for env in np.flatnonzero(self.player == "actor"):
-            self.player[env], self._seats[env] = "", None
 
     # ---------------------------------------------------------------- the best actor so far
 
@@ -291,15 +311,13 @@ class PolicyGate:
         """
         self._pass(policy, policy.actor_on_trial.state_dict(), self.trials, Sample())
 
-    def _pass(self, policy: GatedPolicy, parameters: Mapping[str, Any], trials: Sample, states: Sample) -> bool:
-        """Add an actor that has beaten the VLA. Return whether it is deployed."""
+    def _pass(self, policy: GatedPolicy, parameters: Mapping[str, Any], trials: Sample, states: Sample) -> None:
+        """Add an actor that has beaten the VLA, and deploy it if it is the best."""
         self.passed += 1
         self.abandon_trial()
         self.contenders.insert(0, Contender(self.passed, copied(parameters), trials, states))
         self._rank(policy)
-        deployed = self.contenders[0].number == self.passed
-        self.approvals += deployed
-        return deployed
+        self.approvals += self.contenders[0].number == self.passed
 
     def _rank(self, policy: GatedPolicy) -> None:
         """Deploy the best actor by the evidence so far; of equals, the one that is first in the list."""
@@ -331,6 +349,15 @@ class PolicyGate:
         """
         self.contenders[0].states = states
         self._rank(policy)
+
+    def adopt_unknown(self, policy: GatedPolicy) -> None:
+        """
+        Take notice of what is deployed, if nothing is known of it.
+
+        :param policy: the policy
+        """
+        if self.best is None:
+            self.adopt(policy)
 
     def adopt(self, policy: GatedPolicy) -> None:
         """
@@ -408,36 +435,65 @@ class PolicyGate:
         policy: GatedPolicy,
         evaluate: Callable[[], AnyEvaluation],
         sample: Callable[[AnyEvaluation], Sample],
-    ) -> tuple[AnyEvaluation, bool]:
+    ) -> tuple[AnyEvaluation, list[str]]:
         """
         Evaluate the training actor on the states of :meth:`use_states`; it passes if it beats the VLA on them.
-
-        The test is McNemar's exact one-sided one, at ``level``.
 
         :param policy: the policy; the training actor is deployed while it is evaluated. What was deployed before comes
             back, unless the training actor passes and is the best so far
         :param evaluate: plays what is deployed
         :param sample: of the evaluation: its episodes, in the order of the states
-        :return: evaluation of the training actor, whether it is deployed now
+        :return: evaluation of the training actor; its name among :attr:`names`, if it has passed
         """
-        before = {name: value.clone() for name, value in policy.actor_deployed.state_dict().items()}
-        policy.deploy(policy.training_actor.state_dict())
-        try:
-            result = evaluate()
-        finally:
-            policy.deploy(before)
-        states = sample(result)
+        result = play_practicing(policy, evaluate)
+        return result, [str(self.passed)] if self.judge_states(policy, sample(result)) else []
+
+    def judge_states(self, policy: GatedPolicy, states: Sample) -> bool:
+        """
+        Let the training actor pass if it has beaten the VLA on the states of :meth:`use_states`.
+
+        The test is McNemar's exact one-sided one, at ``level``.
+
+        :param policy: the policy
+        :param states: the training actor's episodes, in the order of the states
+        :return: whether it has passed
+        """
         pairs = [(bool(a.success), bool(b.success)) for a, b in zip(self.vla_states.trials, states.trials, strict=True)]
         fixed, broken = pairs.count((False, True)), pairs.count((True, False))
-        passed = mcnemar_p(fixed, broken, alternative="greater") <= self.level
-        return result, passed and self._pass(policy, policy.training_actor.state_dict(), Sample(), states)
+        if mcnemar_p(fixed, broken, alternative="greater") > self.level:
+            return False
+        self._pass(policy, policy.training_actor.state_dict(), Sample(), states)
+        return True
 
-    def warn_of_open_baseline(self) -> None:
-        """Warn, once, if training has ended before an actor could be put on trial."""
+    @property
+    def deployed_name(self) -> str:
+        """Name of what is deployed: the number of the best actor, 0 for the VLA."""
+        return str(self.best.number if self.best else 0)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the actors that are deployed or can be again without a further trial."""
+        return [str(one.number) for one in self.contenders]
+
+    def metrics(self) -> dict[str, float]:
+        """Return what is logged."""
+        counts: dict[str, float] = {}
+        if not self.recent:
+            return counts
+        if len(self.recent) == self.recent.maxlen:  # fewer trials are another number
+            counts["trial_success_rate"] = float(np.mean(self.recent))
+        return counts | {"candidates": self.candidates, "approvals": self.approvals}
+
+    def warn_of_open_baseline(self, of: str = "") -> None:
+        """
+        Warn, once, if training has ended before an actor could be put on trial.
+
+        :param of: begin of the message
+        """
         if self._practicing and not self.baseline.complete and not self._warned:
             self._warned = True
             warnings.warn(
-                f"No actor has been on trial, so none could be deployed: {len(self.baseline.ended())} noise-free "
+                f"{of}No actor has been on trial, so none could be deployed: {len(self.baseline.ended())} noise-free "
                 f"episodes of the VLA have been counted, {self.baseline.size} are needed (4 * gate.window). Train for "
                 "longer, raise learning_starts or gate.share, or lower gate.window.",
                 stacklevel=4,

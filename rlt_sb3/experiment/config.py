@@ -42,6 +42,8 @@ class EnvConfig:
         another name or scheme of ``rlt list``
     :param show_tokens: observations also have the VLA's tokens, which ``rlt.policy_kwargs.train_token`` needs
     :param show_pictures: observations also have what the VLA reads, which ``rlt.policy_kwargs.train_vla`` needs
+    :param show_task: observations also say which of the suite's tasks is played; the deployment gate and the pull then
+        count each task by itself. For several tasks in one run
     :param assets: meshes and textures: "auto", "embedded", "official" or a folder
     :param max_episode_steps: control steps after which an episode is cut off; None: the environment's own default
     :param train_episode_steps: control steps after which a training episode is cut off, at most ``max_episode_steps``;
@@ -65,6 +67,7 @@ class EnvConfig:
     rl_token: str | None = None
     show_tokens: bool | None = None
     show_pictures: bool | None = None
+    show_task: bool | None = None
     assets: str | None = None
     max_episode_steps: int | None = None
     train_episode_steps: int | None = None
@@ -312,6 +315,8 @@ class TrainConfig:
                 "rollout.mode 'async' needs save_every, for example 1000: its evaluations do not interrupt training, "
                 "so no resumable checkpoint is written at them."
             )
+        if self.env.show_task:
+            raise ValueError("rollout.mode 'async' does not work with env.show_task: leave it out, or use 'overlap'.")
         if self.video_every is not None:
             raise ValueError("rollout.mode 'async' does not film training episodes: leave video_every out.")
         if (self.settings.get("policy_kwargs") or {}).get("gripper_flip") == "auto":

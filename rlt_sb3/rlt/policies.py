@@ -16,6 +16,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.td3.policies import Actor, TD3Policy
 from torch import nn
 
+from rlt_sb3.common.gated_policy import TaskActors, n_tasks_of
 from rlt_sb3.common.hardware import has_bfloat16
 from rlt_sb3.common.torch_utils import AntiWindupClamp, EnsembleMLP
 from rlt_sb3.rlt.features import RLTFeatures, TensorDict
@@ -259,8 +260,8 @@ class RLTPolicy(TD3Policy):
 
     actor: RLTActor
     actor_target: RLTActor
-    actor_on_trial: RLTActor
-    actor_deployed: RLTActor
+    actor_on_trial: RLTActor | TaskActors
+    actor_deployed: RLTActor | TaskActors
     critic: RLTCritic
     critic_target: RLTCritic
 
@@ -365,11 +366,7 @@ class RLTPolicy(TD3Policy):
         }
         self._build(lr_schedule)
         if gated:
-            self.actor_deployed, self.actor_on_trial = self.make_actor(), self.make_actor()
-            for copy in (self.actor_deployed, self.actor_on_trial):
-                copy.load_state_dict(self.actor.state_dict())
-                copy.set_training_mode(False)
-                copy.requires_grad_(False)
+            self.actor_deployed, self.actor_on_trial = self._make_copies(), self._make_copies()
         for target in (self.actor_target, self.critic_target):
             target.requires_grad_(False)
         self.token_training = None if train_token is None else TokenTraining(self, lr_schedule)
@@ -432,6 +429,16 @@ class RLTPolicy(TD3Policy):
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> RLTActor:
         """Return a new actor."""
         return RLTActor(**self._update_features_extractor(self.actor_kwargs, features_extractor)).to(self.device)
+
+    def _make_copies(self) -> RLTActor | TaskActors:
+        """Return a copy of the actor, or one for each task that observations tell apart."""
+        n_tasks = n_tasks_of(self.observation_space)
+        copies = [self.make_actor() for _ in range(n_tasks or 1)]
+        for copy in copies:
+            copy.load_state_dict(self.actor.state_dict())
+            copy.set_training_mode(False)
+            copy.requires_grad_(False)
+        return copies[0] if n_tasks is None else TaskActors(copies)
 
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> RLTCritic:
         """Return a new ensemble of critics."""

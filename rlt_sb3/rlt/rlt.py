@@ -23,13 +23,14 @@ from stable_baselines3.td3.td3 import TD3
 
 from rlt_sb3.common.chunk_off_policy import ChunkOffPolicyAlgorithm
 from rlt_sb3.common.chunk_outcome import outcomes_of
+from rlt_sb3.common.gated_policy import TASK
 from rlt_sb3.common.noise import unit_from_spread
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.replay.storage import ChunkBatch
 from rlt_sb3.common.schedules import ChunkSchedule
 from rlt_sb3.common.torch_utils import AntiWindupClamp, polyak, times_per_dimension
 from rlt_sb3.common.vec_env import metadata_of
-from rlt_sb3.rlt.features import RLTFeatures, proprio_layout
+from rlt_sb3.rlt.features import RLTFeatures, TensorDict, proprio_layout
 from rlt_sb3.rlt.gripper import GripperTrial, pull_gripper
 from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy
 from rlt_sb3.rlt.settings import check_spaces, check_values
@@ -91,8 +92,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         can free a policy that stands still, and the critics would not notice
     :param target_noise_clip: limit of the noise on target actions
     :param bc_coef: weight of the *mean* squared distance, over the C*d numbers, to the VLA's chunk (in units of
-        ``action_scale``): a number, a :class:`~rlt_sb3.common.schedules.ChunkSchedule` (of the chunks collected), or
-        one of SB3's schedules (of the progress remaining, which falls from 1 to 0)
+        ``action_scale``): a number, a :class:`~rlt_sb3.common.schedules.ChunkSchedule` of the chunks collected (of
+        each task, where observations have ``task``), or one of SB3's schedules (of the progress remaining, which falls
+        from 1 to 0)
     :param bc_failure_weight: factor of the pull in rows whose episode has not ended in success: 1 pulls all rows alike,
         0 only those of successful episodes. Episodes that still run or were cut off are not successes
     :param reference_dropout: probability, per sample of an actor update, that the actor sees zeros for the whole
@@ -321,7 +323,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         # the warm-up of a later learn() also plays the VLA's chunks, whatever the actor has learned before
         if self.num_timesteps < learning_starts:
             if self.gate is not None:
-                self.gate.play_vla()
+                self.gate.play_vla(self._last_obs)
             return reference, reference.copy()
         self._measure_unit()
         chunk = reference
@@ -519,15 +521,12 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         difference = actions - bc_target
         squared = times_per_dimension(difference, 1.0 / self.action_unit).pow(2)
         # reference dropout does not change the target of the pull
-        bc_loss = pull = squared.mean()
+        bc_loss = squared.mean()
         if follow_q and self.bc_failure_weight < 1.0:
             # not divided by the sum of the weights: in each row the pull must keep its size relative to Q
-            pull = (squared * (batch.successful + self.bc_failure_weight * (1.0 - batch.successful))).mean()
-        if isinstance(self.bc_coef, ChunkSchedule):
-            bc_coef = self.bc_coef(self.num_timesteps)
-        else:
-            bc_coef = FloatSchedule(self.bc_coef)(self._current_progress_remaining)
-        loss = bc_coef * pull
+            squared = squared * (batch.successful + self.bc_failure_weight * (1.0 - batch.successful))
+        bc_coef = self._pull(observations)
+        loss = bc_coef * squared.mean() if isinstance(bc_coef, float) else (bc_coef * squared).mean()
         actor_q = th.zeros((), device=self.device)
         if follow_q:
             # only the gradient with respect to the action is needed, which saves a third of the work
@@ -543,9 +542,18 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         loss.backward()
         self.actor.optimizer.step()
         with th.no_grad():
-            distance, weight = difference.norm(dim=1).mean(), th.tensor(bc_coef, device=self.device)
+            distance, weight = difference.norm(dim=1).mean(), th.as_tensor(bc_coef, device=self.device).mean()
             moved = (bc_target != batch.bc_target).any(1).float().mean()
             return th.stack([loss, actor_q, bc_loss, distance, weight, batch.successful.mean(), moved])
+
+    def _pull(self, observations: TensorDict) -> float | th.Tensor:
+        """Return the pull's weight now: a number, or one per row (B, 1) where each task counts its own chunks."""
+        if not isinstance(self.bc_coef, ChunkSchedule):
+            return FloatSchedule(self.bc_coef)(self._current_progress_remaining)
+        if self.task_chunks is None:
+            return self.bc_coef(self.num_timesteps)
+        of_tasks = th.tensor([self.bc_coef(int(count)) for count in self.task_chunks], device=self.device)
+        return observations[TASK].float() @ of_tasks[:, None]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         networks, variables = super()._get_torch_save_params()

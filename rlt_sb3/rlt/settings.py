@@ -11,6 +11,7 @@ from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 from stable_baselines3.common.utils import FloatSchedule
 
 from rlt_sb3.common.chunk_off_policy import OVERLAP, check_names
+from rlt_sb3.common.gated_policy import n_tasks_of
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.schedules import ChunkSchedule
 from rlt_sb3.rlt.trained_token import TOKENS
@@ -130,6 +131,11 @@ def _check_training(model: Any) -> None:
     """Refuse a token or a VLA that is to learn from rows that lack what it reads."""
     token, vla = (model.policy_kwargs.get(name) for name in ("train_token", "train_vla"))
     offline = model.replay_buffer_kwargs.get("offline_data") is not None
+    if n_tasks_of(model.observation_space) is not None:
+        if token is not None or vla is not None:
+            raise ValueError("train_token and train_vla have one copy for all tasks: leave out show_task.")
+        if offline:
+            raise ValueError("The rows of offline_data do not say which task they are of: leave out show_task.")
     if token is not None and offline:
         raise ValueError(
             "train_token needs the VLA's tokens in every row: leave out offline_data, whose rows have none."
