@@ -484,16 +484,17 @@ class PolicyGate:
             counts["trial_success_rate"] = float(np.mean(self.recent))
         return counts | {"candidates": self.candidates, "approvals": self.approvals}
 
-    def warn_of_open_baseline(self, of: str = "") -> None:
-        """
-        Warn, once, if training has ended before an actor could be put on trial.
+    @property
+    def waits_for_baseline(self) -> bool:
+        """Whether actors have learned, but none could be put on trial yet."""
+        return self._practicing and not self.baseline.complete
 
-        :param of: begin of the message
-        """
-        if self._practicing and not self.baseline.complete and not self._warned:
+    def warn_of_open_baseline(self) -> None:
+        """Warn, once, if training has ended before an actor could be put on trial."""
+        if self.waits_for_baseline and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{of}No actor has been on trial, so none could be deployed: {len(self.baseline.ended())} noise-free "
+                f"No actor has been on trial, so none could be deployed: {len(self.baseline.ended())} noise-free "
                 f"episodes of the VLA have been counted, {self.baseline.size} are needed (4 * gate.window). Train for "
                 "longer, raise learning_starts or gate.share, or lower gate.window.",
                 stacklevel=4,

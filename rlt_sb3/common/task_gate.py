@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,6 +32,7 @@ class TaskGate:
 
     def __init__(self, n_tasks: int, **settings: Any):
         self.gates = [PolicyGate(**settings) for _ in range(n_tasks)]
+        self._warned = False
         self.restart(1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -53,6 +55,7 @@ class TaskGate:
         """Begin a new run, see :meth:`PolicyGate.begin`."""
         for gate in self.gates:
             gate.begin()
+        self._warned = False
 
     def restart(self, n_envs: int) -> None:
         """
@@ -227,10 +230,16 @@ class TaskGate:
         return result, [self.deployed_name] if everywhere else []
 
     def warn_of_open_baseline(self) -> None:
-        """Warn, once per task, if training has ended before an actor could be put on trial in it."""
-        for task, gate in enumerate(self.gates):
-            if gate.baseline.trials:
-                gate.warn_of_open_baseline(f"Task {task}: ")
+        """Warn, once, if training has ended before an actor could be put on trial in some of the tasks."""
+        late = [gate for gate in self.gates if gate.baseline.trials and gate.waits_for_baseline]
+        if late and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"No actor has been on trial in the tasks {', '.join(str(self.gates.index(gate)) for gate in late)}: "
+                f"{late[0].baseline.size} noise-free episodes of the VLA are needed in each (4 * gate.window). Train for "
+                "longer, raise learning_starts or gate.share, or lower gate.window.",
+                stacklevel=3,
+            )
 
 
 def of_task(sample: Sample, task: int) -> Sample:

@@ -1,6 +1,7 @@
 """A gate for each task, for observations that say which task is played."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -107,7 +108,10 @@ def test_each_task_has_a_gate_as_if_it_were_alone():
         assert deployed == [its.actor_deployed.value.item() for its in policies]
         seen.add(tuple(gate.approvals > 0 for gate in alone))
     assert (True, False, False) in seen and not any(worse for *_, worse in seen)
-    assert several.metrics()["approvals"] == sum(gate.approvals for gate in alone)
+    metrics = several.metrics()
+    assert metrics["approvals"] == sum(gate.approvals for gate in alone)
+    assert metrics["candidates"] == sum(gate.candidates for gate in alone)
+    assert metrics["tasks_deployed"] == sum(gate.approvals > 0 for gate in alone) >= 1
     again = TaskGate(T, share=1.0, window=8)
     again.load_state_dict(json.loads(json.dumps(several.state_dict())))
     assert again.state_dict()["tasks"][0]["approvals"] == several.gates[0].approvals > 0
@@ -232,9 +236,14 @@ def test_a_view_of_one_task_leaves_the_others_alone():
     assert view.starts_at_vla and view.training_actor is policy.training_actor
 
 
-def test_a_warning_names_the_task():
-    gate = TaskGate(2, window=8)
-    gate.gates[1].baseline.start(0)
-    gate.gates[1]._practicing = True
-    with pytest.warns(UserWarning, match=r"^Task 1: No actor has been on trial"):
+def test_one_warning_names_the_tasks():
+    gate = TaskGate(4, window=8)
+    for task in (1, 3):
+        gate.gates[task].baseline.start(0)
+    for one in gate.gates:
+        one.try_next(Policy(), ready=True)
+    with pytest.warns(UserWarning, match=r"on trial in the tasks 1, 3: 32 noise-free episodes"):
+        gate.warn_of_open_baseline()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         gate.warn_of_open_baseline()
