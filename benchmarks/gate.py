@@ -156,7 +156,7 @@ def play(
             gate.audition(policy, lambda: on_states(policy.deployed, states), lambda sample: sample)
             yield chunks, "audition", policy
         if chunks < WARM_UP:
-            gate.play_vla()
+            gate.play_vla({})
             chosen = reference
         else:
             chosen = gate.choose(policy, observation, noisy, reference, ready=True)

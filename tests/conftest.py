@@ -22,7 +22,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what takes minutes, and skip what needs the official assets where there are none."""
+    """Leave out what takes minutes, and skip what needs the official assets or a GPU where there are none."""
     wanted = [mark for mark in LONG if config.option.all or mark in config.option.markexpr]
     left_out = [item for item in items if any(item.get_closest_marker(mark) for mark in LONG if mark not in wanted)]
     items[:] = [item for item in items if item not in left_out]
@@ -31,3 +31,9 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("official"):
                 item.add_marker(pytest.mark.skip(reason="RLT_LIBERO_ASSETS names no folder with the official assets"))
+    on_gpu = [item for item in items if item.get_closest_marker("cuda")]
+    if on_gpu:
+        import torch
+
+        for item in on_gpu if not torch.cuda.is_available() else ():
+            item.add_marker(pytest.mark.skip(reason="there is no GPU"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -14,22 +12,16 @@ from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, create_empty_array
 
-from rlt_gym.cluster.connection import ClusterError, check_room, import_ray
 from rlt_gym.cluster.remote_env import RemoteEnv
+from rlt_gym.cluster.workers import LostWorkerError, RayWorkers, logger
 from rlt_gym.core.episodes import EpisodeSequence
 from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.split_step import StepGuard
-
-logger = logging.getLogger(__name__)
 
 #: Infos of an episode that a lost worker leaves as they were; of its last chunk nothing counts.
 _OF_THE_EPISODE = ("episode_steps", "noise_seed", "instruction", "task_id", "init_index")
 #: Infos that are not repeated for a lost worker.
 _OF_ONE_STEP = ("final_obs", "final_info", "final_frame", "inner_obs", "inner_count", "inner_frames")
-#: A worker that broke this many times in a row without one answer would break again.
-_IN_A_ROW = 3
-#: Seconds between two looks at whether a worker that waits for its place can still get one.
-_LOOK = 5.0
 
 
 class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
@@ -69,28 +61,15 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
         timeout: float = 600.0,
         max_restarts: int = 10,
     ):
-        self._ray = import_ray()
-        self._make, self._timeout, self._max_restarts = make, timeout, max_restarts
-        self._needs = {"num_cpus": 1.0, "num_gpus": 0.0} | dict(needs or {})
         self.workers, self.num_envs = workers, workers * envs_per_worker
         #: Indices of each worker's environments.
         self.members = [np.arange(envs_per_worker) * workers + workers - 1 - w for w in range(workers)]
-        #: How often each worker was replaced, and how many of its simulators were before that.
-        self._lost_workers = np.zeros(workers, dtype=np.int64)
-        self._in_a_row = [0] * workers
+        #: How many simulators each environment had lost before its present worker, and in all.
         self._restarts_before = np.zeros(self.num_envs, dtype=np.int64)
         self._restarts = np.zeros(self.num_envs, dtype=np.int64)
         self._filmed: frozenset[int] = frozenset()
-        self._actors: list[Any] = []
-        check_room(workers, self._needs)
-        try:
-            self._actors = [self._actor() for _ in range(workers)]
-            started = [actor.start.remote() for actor in self._actors]
-            described = [self._wait_for_place(reference) for reference in started]
-        except BaseException:
-            self.close()
-            raise
-        for name, value in described[0].items():
+        self._workers = RayWorkers(RemoteEnv, (make,), workers, needs, timeout, max_restarts)
+        for name, value in self._workers.described[0].items():
             setattr(self, name, value)
         if self.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
             self.close()
@@ -128,11 +107,11 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
         seed = self.sequence.base_seed(seed)
         self._begun = None
         self.sequence.restart(split, seed, shard)
-        asked = [self._actors[worker].reset.remote(*self._start_of(worker)) for worker in range(self.workers)]
+        asked = [self._workers.call(worker, "reset", *self._start_of(worker)) for worker in range(self.workers)]
         for worker, reference in enumerate(asked):
             try:
-                self._obs[worker], self._infos[worker] = self._answer(worker, reference)
-            except _LostWorkerError as failure:
+                self._obs[worker], self._infos[worker] = self._workers.answer(worker, reference)
+            except LostWorkerError as failure:
                 self._replace(worker, failure)
         for env in range(self.num_envs):
             self.sequence.next(env)
@@ -164,9 +143,7 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
                 f"actions must be finite numbers of the shape {self.action_space.shape}, got the shape {actions.shape}"
                 f"{'' if np.isfinite(actions).all() else ' with NaN or infinite values'}."
             )
-        self._begun = [
-            actor.step.remote(actions[members]) for actor, members in zip(self._actors, self.members, strict=True)
-        ]
+        self._begun = [self._workers.call(worker, "step", actions[at]) for worker, at in enumerate(self.members)]
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """
@@ -187,11 +164,11 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
         for worker, reference in enumerate(asked):
             members = self.members[worker]
             try:
-                answer = self._answer(worker, reference)
+                answer = self._workers.answer(worker, reference)
                 self._obs[worker], rewards[members], flags[0, members], flags[1, members], self._infos[worker] = answer
                 self._take_turns(members, self._infos[worker])
                 infos.append(self._infos[worker])
-            except _LostWorkerError as failure:
+            except LostWorkerError as failure:
                 flags[1, members] = True
                 infos.append(self._replace_in_step(worker, failure))
         self._count_restarts()
@@ -231,41 +208,6 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
 
     # ------------------------------------------------------------------ workers
 
-    def _actor(self) -> Any:
-        remote = self._ray.remote(RemoteEnv)
-        return remote.options(scheduling_strategy="SPREAD", max_restarts=0, **self._needs).remote(self._make)
-
-    def _answer(self, worker: int, reference: Any) -> Any:
-        """Wait for an answer; raises what the environment raised, or _LostWorkerError."""
-        answer = self._get(reference, self._timeout)
-        self._in_a_row[worker] = 0
-        return answer
-
-    def _get(self, reference: Any, timeout: float) -> Any:
-        errors = self._ray.exceptions
-        try:
-            return self._ray.get(reference, timeout=timeout)
-        except errors.GetTimeoutError as error:
-            raise _LostWorkerError(f"no answer within {timeout:g} s") from error
-        except errors.RayTaskError as error:
-            raise error.cause from None
-        except errors.RayError as error:
-            lines = [line for line in str(error).splitlines() if line.strip()]
-            raise _LostWorkerError(f"{type(error).__name__}: {lines[0] if lines else ''}") from error
-
-    def _wait_for_place(self, reference: Any) -> Any:
-        """Wait until a new worker has its place and its environment; an error if it can have none."""
-        end = time.monotonic() + self._timeout
-        while not self._ray.wait([reference], timeout=_LOOK)[0]:
-            check_room(self.workers, self._needs)
-            if time.monotonic() > end:
-                raise ClusterError(
-                    f"A worker that needs {self._needs['num_cpus']:g} CPUs and {self._needs['num_gpus']:g} GPUs has "
-                    f"not started within ray.timeout={self._timeout:g} s: others use the cluster (`ray status`), or "
-                    "the machine is slow."
-                )
-        return self._get(reference, self._timeout)
-
     def _start_of(self, worker: int) -> tuple[int, dict[str, Any]]:
         """Make the arguments of a worker's reset: its share of the whole sequence, from the present place on."""
         (index, count), members = self.sequence.shard, self.members[worker]
@@ -278,29 +220,16 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
 
     def _replace(self, worker: int, failure: Exception) -> None:
         """Make a worker again; its environments begin the episodes whose turn it is in the sequence."""
-        while True:
-            self._lost_workers[worker] += 1
-            self._in_a_row[worker] += 1
-            if self._lost_workers[worker] > self._max_restarts or self._in_a_row[worker] > _IN_A_ROW:
-                raise ClusterError(
-                    f"Worker {worker} of the cluster broke again after {self._lost_workers[worker] - 1} restarts. The "
-                    f"last failure: {failure}"
-                ) from failure
-            logger.warning("making worker %d of the cluster again: %s", worker, failure)
-            self._ray.kill(self._actors[worker])
-            self._restarts_before[self.members[worker]] = self._restarts[self.members[worker]] + 1
-            self._restarts[self.members[worker]] += 1
-            check_room(self.workers, self._needs)
-            actor = self._actors[worker] = self._actor()
-            try:
-                self._wait_for_place(actor.start.remote())
-                if self._filmed:
-                    self._film(worker)
-                answer = self._get(actor.reset.remote(*self._start_of(worker)), self._timeout)
-                self._obs[worker], self._infos[worker] = answer
-                return
-            except _LostWorkerError as error:
-                failure = error
+        members = self.members[worker]
+
+        def begin() -> None:
+            if self._filmed:
+                self._film(worker)
+            reference = self._workers.call(worker, "reset", *self._start_of(worker))
+            self._obs[worker], self._infos[worker] = self._workers.answer(worker, reference)
+
+        self._restarts_before[members] = self._restarts[members] = self._restarts[members] + 1
+        self._workers.replace(worker, failure, begin)
 
     def _replace_in_step(self, worker: int, failure: Exception) -> dict[str, Any]:
         """Make a worker again whose episodes were being played. Return the infos of the step in which it was lost."""
@@ -345,7 +274,8 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
 
     def _film(self, worker: int) -> None:
         """Send it without waiting: calls arrive in their order, and the next one notices a lost worker."""
-        self._actors[worker].film.remote([row for row, env in enumerate(self.members[worker]) if env in self._filmed])
+        filmed = [row for row, env in enumerate(self.members[worker]) if env in self._filmed]
+        self._workers.call(worker, "film", filmed)
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """
@@ -357,12 +287,13 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
         if self.render_mode is None:
             return None
         self._check_no_step("render")
-        asked = [actor.render.remote() for actor in self._actors]
+        asked = [self._workers.call(worker, "render") for worker in range(self.workers)]
         frames: dict[int, np.ndarray] = {}
-        for members, reference in zip(self.members, asked, strict=True):
+        for worker, reference in enumerate(asked):
             try:
-                frames |= dict(zip(members.tolist(), self._get(reference, self._timeout), strict=True))
-            except _LostWorkerError as failure:  # its episodes end in the next step, which replaces it
+                drawn = self._workers.answer(worker, reference)
+                frames |= dict(zip(self.members[worker].tolist(), drawn, strict=True))
+            except LostWorkerError as failure:  # its episodes end in the next step, which replaces it
                 logger.warning("a worker of the cluster draws no pictures: %s", failure)
         black = np.zeros_like(next(iter(frames.values()))) if frames else np.zeros((256, 256, 3), dtype=np.uint8)
         return tuple(frames.get(env, black) for env in range(self.num_envs))
@@ -373,16 +304,8 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
 
         :param kwargs: Ignored; Gymnasium passes the arguments of ``close``.
         """
-        if self._actors and self._ray.is_initialized():
-            # simulators end with their worker in any case
-            self._ray.wait([actor.close.remote() for actor in self._actors], num_returns=len(self._actors), timeout=3)
-            for actor in self._actors:
-                self._ray.kill(actor)
-        self._actors = []
-
-
-class _LostWorkerError(ClusterError):
-    """A worker died, hangs, or its machine is gone; another one can take its place."""
+        if hasattr(self, "_workers"):  # else they could not be made
+            self._workers.close()
 
 
 def merge_infos(parts: Sequence[tuple[np.ndarray, Mapping[str, Any]]], num_envs: int) -> dict[str, Any]:

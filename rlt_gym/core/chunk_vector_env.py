@@ -142,6 +142,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
             "render_fps": robot.control_frequency / self.chunk_length,
             "autoreset_mode": mode,
             "robot": robot,
+            "n_tasks": 1 + max(task.task_id for task in self.tasks),
         }
         self.single_observation_space = observation_space
         self.single_action_space = spaces.Box(

@@ -22,7 +22,7 @@ from rlt_gym.workers.pool import WorkerError, WorkerFailure, WorkerPool
 FRAME_SIZE = 256
 
 #: Most tasks whose simulators a worker keeps.
-_RESIDENT = 4
+_RESIDENT = 10
 
 #: Arguments of the base class that are passed on as they are.
 _CHUNK_SETTINGS = (

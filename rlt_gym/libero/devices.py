@@ -1,4 +1,4 @@
-"""A person may take over with a keyboard or a SpaceMouse, through robosuite's device drivers."""
+"""A person may take over with a keyboard or a SpaceMouse, through robosuite's drivers, or with a gamepad."""
 
 from __future__ import annotations
 
@@ -195,6 +195,31 @@ class SpaceMouseTakeover(DeviceTakeover):
 
     def _pressed(self, grasp: float) -> float:
         return 1.0 if grasp else -1.0  # held, not toggled
+
+
+class GamepadTakeover(DeviceTakeover):
+    """
+    Takeover by gamepad, through pygame (robosuite 1.4 has no driver for gamepads).
+
+    The left stick moves in the plane as the picture shows it, the triggers move up (right) and down (left). The right
+    stick and the shoulder buttons turn the hand. A toggles the gripper, B gives control back.
+
+    Arguments are those of :class:`DeviceTakeover`.
+    """
+
+    @classmethod
+    def _check_machine(cls, window: bool) -> None:
+        if "pygame" not in sys.modules and importlib.util.find_spec("pygame") is None:
+            raise ImportError(f"The gamepad needs pygame: {_EXTRA}")
+        super()._check_machine(window)
+
+    def _open(self) -> Any:
+        from rlt_gym.libero.gamepad import Gamepad
+
+        return Gamepad()
+
+    def _motion(self, state: dict[str, Any]) -> np.ndarray:
+        return np.concatenate([state["dpos"], state["raw_drotation"]]) * self.sensitivity
 
 
 def _has_display() -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
+from rlt_gym.core.chunk_vector_env import Played
 from rlt_gym.core.worker_vector_env import WorkerVectorEnv
 from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.robot import PANDA
-from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, TRAIN_HORIZONS, get_tasks
+from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, TRAIN_HORIZONS, episode_seed, get_tasks
+from rlt_gym.libero.worker.perturbations import check_perturbations
 from rlt_gym.workers.backend import backend_settings
 
 RENDER_QUALITIES = ("exact", "fast", "stock")
@@ -62,8 +64,11 @@ class LiberoVectorEnv(WorkerVectorEnv):
     :param autoreset_mode: ``SAME_STEP``; ``NEXT_STEP``; or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
     :param compiled: Whether control steps run through the compiled loop or through robosuite's own, which gives the
         same states some four times slower, to find the cause of a wrong state.
+    :param perturbations: Strengths (0 to 2) of what changes from episode to episode in all splits, by kind: ``light``,
+        ``color``, ``camera``, ``friction``, ``placement``, see :mod:`rlt_gym.libero.worker.perturbations`; ``None``:
+        nothing does. ``info["perturbation_seed"]`` has the seed from which an episode's changes follow.
     :param worker_options: ``worker_start``, ``worker_python``, ``worker_timeout``, ``build_timeout``,
-        ``max_restarts`` and ``resident_tasks`` (``None``: up to 4, as memory allows), see
+        ``max_restarts`` and ``resident_tasks`` (``None``: up to 10, as memory allows), see
         :class:`~rlt_gym.workers.options.WorkerOptions`.
     :raises ValueError: A bad argument or missing assets, before any process starts.
     :raises TypeError: An unknown argument.
@@ -92,8 +97,10 @@ class LiberoVectorEnv(WorkerVectorEnv):
         group_size: int = 1,
         train_episode_steps: int | None = None,
         compiled: bool = True,
+        perturbations: Mapping[str, float] | None = None,
         **worker_options: Any,
     ):
+        strengths = check_perturbations(perturbations)
         tasks = get_tasks(suite, task_ids)
         if max_episode_steps is None and train_episode_steps is None:
             train_episode_steps = TRAIN_HORIZONS[suite]
@@ -112,6 +119,7 @@ class LiberoVectorEnv(WorkerVectorEnv):
                 image_size=image_size,
                 render=render,
                 compiled=compiled,
+                perturbations=strengths,
             ),
             _TASK_BYTES,
             num_envs,
@@ -133,4 +141,13 @@ class LiberoVectorEnv(WorkerVectorEnv):
             group_size=group_size,
             **worker_options,
         )
+        self.metadata["n_tasks"] = len(get_tasks(suite))
         self.metadata["render"] = render
+        self.metadata["perturbations"] = strengths
+
+    def _info(self, env: int, played: Played | None = None, restarted: bool = False) -> dict[str, Any]:
+        info = super()._info(env, played, restarted)
+        if self.metadata["perturbations"]:
+            task: Any = self.task(env)
+            info["perturbation_seed"] = episode_seed(task, self.init_states, self._episode(env).init_index)
+        return info

@@ -86,10 +86,10 @@ def select_tokens(output: VLAOutput, kinds: tuple[str, ...]) -> tuple[torch.Tens
     tokens = output.tokens
     if bool((mask == mask[:1]).all()):  # the usual case: the same places in every row
         tokens = tokens if bool(mask[0].all()) else tokens[:, mask[0]]
-        return tokens.detach().float(), mask[:, mask[0]]
+        return tokens.float(), mask[:, mask[0]]
     order = torch.argsort(~mask, dim=1, stable=True)[:, : int(counts.max())]
     mask = mask.gather(1, order)
-    tokens = tokens.detach().gather(1, order[..., None].expand(-1, -1, tokens.shape[2])).float()
+    tokens = tokens.gather(1, order[..., None].expand(-1, -1, tokens.shape[2])).float()
     return tokens * mask[..., None], mask
 
 
@@ -187,10 +187,20 @@ class RLTokenEncoder(nn.Module):
         :return: Standardized, no gradient: eq. (2)'s stop-gradient targets.
         :raises ValueError: If there are more tokens than ``max_tokens``.
         """
+        return self.scale(tokens.detach())
+
+    def scale(self, tokens: torch.Tensor) -> torch.Tensor:
+        """
+        Standardize tokens, with gradients.
+
+        :param tokens: As for :meth:`standardize`.
+        :return: Standardized tokens.
+        :raises ValueError: If there are more tokens than ``max_tokens``.
+        """
         count, limit = tokens.shape[1], self.config.max_tokens
         if count > limit:
             raise ValueError(f"{count} tokens, but this RL-token encoder was built for max_tokens={limit}.")
-        return ((tokens.detach().float() - self.token_mean[:count]) / self.token_std).clamp(-10, 10)
+        return ((tokens.float() - self.token_mean[:count]) / self.token_std).clamp(-10, 10)
 
     def sequence(self, z: torch.Tensor, mask: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """

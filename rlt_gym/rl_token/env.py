@@ -13,13 +13,18 @@ from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
 from rlt_gym.core.split_step import SplitStepWrapper
+from rlt_gym.rl_token.pictures import picture_boxes, shown_pictures
 from rlt_gym.vla.base import forward_seed
 from rlt_gym.vla.batches import run_vla
 
 if TYPE_CHECKING:
     from rlt_gym.rl_token.base import Encoder
     from rlt_gym.rl_token.trainable import TrainableToken
+    from rlt_gym.rl_token.trainable_vla import TrainableVLA
     from rlt_gym.vla.base import FrozenVLA, VLAOutput, VLASpec
+
+#: What the raw environment's infos say of each episode besides its instruction.
+NUMBERS = ("noise_seed", "episode_steps", "task_id")
 
 
 class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
@@ -52,6 +57,14 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
     valid ones first, zeros where there is none; M is the VLA's ``max_tokens``. They are for policies that train the
     encoder further (``train_token`` of RLT).
 
+    With ``show_pictures`` observations also have what the VLA reads, all uint8: ``pictures`` (cameras, S, S, 3) as the
+    simulator gives them, ``instruction`` (:data:`~rlt_gym.rl_token.pictures.INSTRUCTION`,), its letters in UTF-8 and
+    then zeros, and ``vla_seed`` (4,), the seed of this forward pass. With ``proprio`` they give the VLA's output again:
+    they are for policies that train a copy of the VLA (``train_vla`` of RLT).
+
+    With ``show_task`` observations also have ``task`` (T,), float32: 1 at the place of the episode's task among the
+    suite's T tasks, else 0. Policies that play several tasks in one scene read it.
+
     ``metadata["fingerprint"]`` has the hashes of ``"vla"`` and ``"rl_token"``: runs compare them with what they were
     trained on.
 
@@ -61,6 +74,9 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
     :param encoder: The RL-token encoder that was trained on this VLA's tokens.
     :param device: Where both run.
     :param show_tokens: Whether observations have ``vla_tokens``.
+    :param show_pictures: Whether observations have ``pictures``, ``instruction`` and ``vla_seed``.
+    :param show_task: Whether observations have ``task``. The raw environment says in ``metadata["n_tasks"]`` how many
+        there are, and in its infos ``task_id``, from 0.
     :raises ValueError: If VLA, encoder and environment do not fit together.
     """
 
@@ -68,7 +84,14 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
     metadata: dict[str, Any] = ChunkVectorEnv.metadata
 
     def __init__(
-        self, env: VectorEnv, vla: "FrozenVLA", encoder: "Encoder", device: str = "cpu", show_tokens: bool = False
+        self,
+        env: VectorEnv,
+        vla: "FrozenVLA",
+        encoder: "Encoder",
+        device: str = "cpu",
+        show_tokens: bool = False,
+        show_pictures: bool = False,
+        show_task: bool = False,
     ) -> None:
         from rlt_gym.rl_token.io import frozen_fingerprint, load_rl_token
         from rlt_gym.vla.registry import load_vla
@@ -88,7 +111,8 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         self.metadata = {**env.metadata, "fingerprint": frozen_fingerprint(self.vla, self.encoder)}
         #: The raw environment's.
         self.autoreset_mode = mode
-        self.device, self.show_tokens = device, show_tokens
+        self.device, self.show_tokens, self.show_pictures = device, show_tokens, show_pictures
+        self.show_task = show_task
         assert isinstance(single, spaces.Dict)
         boxes = {
             # RLTokenEncoder normalizes z_rl, but an encoder of another class may give any numbers
@@ -98,13 +122,17 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         }
         if show_tokens:
             boxes["vla_tokens"] = spaces.Box(-np.inf, np.inf, tokens_shape(self.vla), np.float16)
+        if show_pictures:
+            boxes |= picture_boxes(single, self._cameras)
+        if show_task:
+            boxes["task"] = spaces.Box(0.0, 1.0, (int(env.metadata["n_tasks"]),), np.float32)
         self.single_observation_space = spaces.Dict(boxes)
         self.single_action_space = spaces.Box(-1.0, 1.0, shape, np.float32)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         # what the last info of each env reported; a partial reset reports on some envs only
         self._instruction = [""] * self.num_envs
-        self._seed_key = np.zeros((self.num_envs, 2), dtype=np.int64)
+        self._numbers = np.zeros((self.num_envs, len(NUMBERS)), dtype=np.int64)
         self._critical = np.ones(self.num_envs, dtype=bool)
         self._reference = np.zeros(self.action_space.shape or (), dtype=np.float32)
 
@@ -120,6 +148,19 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
 
         return TrainableToken.of(self.encoder)
 
+    def trainable_vla(self, part: str, rank: int) -> "TrainableVLA":
+        """
+        Copy VLA and encoder, the VLA with gradients, for an algorithm that reads ``pictures``.
+
+        :param part: What learns: ``"head"``, ``"lora"`` or ``"all"``.
+        :param rank: Of the LoRA matrices.
+        :return: The copy.
+        :raises ValueError: If the VLA gives no gradients.
+        """
+        from rlt_gym.rl_token.trainable_vla import TrainableVLA
+
+        return TrainableVLA.of(self.vla, self.encoder, part, rank)
+
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -132,7 +173,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         """
         obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         self._remember(infos)
-        features = self._features([obs], self._instruction, self._seed_key)
+        features = self._features([obs], self._instruction, self._numbers)
         self._reference = features["vla_ref"].copy()
         return features, infos
 
@@ -158,20 +199,20 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         :return: Observations, rewards (sum over the executed steps), terminations, truncations, infos; ``final_obs``
             holds observations of this environment's form.
         """
-        played, began = list(self._instruction), self._seed_key.copy()
+        played, began = list(self._instruction), self._numbers.copy()
         obs, rewards, terminations, truncations, infos = super().step_wait()
         ended = [i for i in range(self.num_envs) if "final_obs" in infos and infos["_final_obs"][i]]
         final = [infos["final_obs"][i] for i in ended]
         final_info = infos.get("final_info", {})
         # an ended episode's own instruction and step count, before its successor's replace them
-        tasks, keys = list(self._instruction), self._seed_key.copy()
-        _read_infos(final_info, tasks, keys)
-        ended_tasks, ended_keys = [tasks[i] for i in ended], keys[ended]
+        tasks, numbers = list(self._instruction), self._numbers.copy()
+        _read_infos(final_info, tasks, numbers)
+        ended_tasks, ended_numbers = [tasks[i] for i in ended], numbers[ended]
         self._remember(infos)
         batches: list[Mapping[str, np.ndarray]] = [obs]
         if ended:
             batches.append({key: np.stack([row[key] for row in final]) for key in (*self._cameras, "proprio")})
-        all_tasks, all_keys = self._instruction + ended_tasks, [self._seed_key, ended_keys]
+        all_tasks, all_numbers = self._instruction + ended_tasks, [self._numbers, ended_numbers]
         inner_of, inner_at = np.zeros(0, dtype=int), np.zeros(0, dtype=int)
         if "inner_obs" in infos:
             valid = np.arange(infos["inner_obs"]["proprio"].shape[1]) < np.asarray(infos["inner_count"])[:, None]
@@ -179,8 +220,10 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
             batches.append({key: infos["inner_obs"][key][valid] for key in (*self._cameras, "proprio")})
             all_tasks = all_tasks + [played[i] for i in inner_of]
             steps = (inner_at + 1) * (self.obs_stride or 0)
-            all_keys.append(began[inner_of] + np.stack([np.zeros_like(steps), steps], axis=1))
-        all_features = self._features(batches, all_tasks, np.concatenate(all_keys))
+            inner_numbers = began[inner_of]
+            inner_numbers[:, NUMBERS.index("episode_steps")] += steps
+            all_numbers.append(inner_numbers)
+        all_features = self._features(batches, all_tasks, np.concatenate(all_numbers))
         features = {key: value[: self.num_envs] for key, value in all_features.items()}
         self._reference = features["vla_ref"].copy()
         if ended:
@@ -199,18 +242,18 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         return features, rewards, terminations, truncations, infos
 
     def _remember(self, infos: Mapping[str, Any]) -> None:
-        _read_infos(infos, self._instruction, self._seed_key)
+        _read_infos(infos, self._instruction, self._numbers)
         if "critical_phase" in infos:
             present = infos.get("_critical_phase", np.ones(self.num_envs, dtype=bool))
             self._critical = np.where(present, infos["critical_phase"], self._critical)
 
     def _features(
-        self, batches: Sequence[Mapping[str, np.ndarray]], tasks: Sequence[str], seed_keys: np.ndarray
+        self, batches: Sequence[Mapping[str, np.ndarray]], tasks: Sequence[str], numbers: np.ndarray
     ) -> dict[str, np.ndarray]:
         """One forward pass (of the VLA's ``max_batch``, more) over all rows; the arrays are new ones."""
         joined = {key: np.concatenate([batch[key] for batch in batches]) for key in (*self._cameras, "proprio")}
         proprio = joined.pop("proprio").astype(np.float32)
-        seeds = [forward_seed(noise_seed, step) for noise_seed, step in seed_keys.tolist()]
+        seeds = [forward_seed(noise_seed, step) for noise_seed, step, _ in numbers.tolist()]
         output = run_vla(self.vla, {**joined, "state": proprio}, tasks, seeds)
         z_rl = self.encoder(output)
         chunk = output.chunk[:, : self.chunk_length]
@@ -219,7 +262,14 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
             "vla_ref": chunk.cpu().numpy().copy(),
             "proprio": proprio.copy(),
         }
-        return features | {"vla_tokens": shown_tokens(output, self.encoder, self.vla)} if self.show_tokens else features
+        if self.show_tokens:
+            features["vla_tokens"] = shown_tokens(output, self.encoder, self.vla)
+        if self.show_pictures:
+            features |= shown_pictures(joined, self._cameras, tasks, seeds)
+        if self.show_task:
+            count = self.single_observation_space["task"].shape[0]  # type: ignore[index]
+            features["task"] = np.eye(count, dtype=np.float32)[numbers[:, NUMBERS.index("task_id")]]
+        return features
 
 
 def _check_environment(env: VectorEnv, spec: "VLASpec") -> tuple[str, ...]:
@@ -247,11 +297,11 @@ def _check_environment(env: VectorEnv, spec: "VLASpec") -> tuple[str, ...]:
     return tuple(spec.cameras)
 
 
-def _read_infos(infos: Mapping[str, Any], tasks: list[str], seed_keys: np.ndarray) -> None:
-    """Copy instruction and (noise_seed, episode_steps) of those environments that ``infos`` describes."""
+def _read_infos(infos: Mapping[str, Any], tasks: list[str], numbers: np.ndarray) -> None:
+    """Copy instruction and :data:`NUMBERS` of those environments that ``infos`` describes."""
     if "instruction" not in infos:
         return
-    missing = [key for key in ("noise_seed", "episode_steps") if key not in infos]
+    missing = [key for key in NUMBERS if key not in infos]
     if missing:
         raise ValueError(
             f"The raw environment's infos lack {missing}; see rlt_gym.core.chunk_vector_env.ChunkVectorEnv."
@@ -259,7 +309,7 @@ def _read_infos(infos: Mapping[str, Any], tasks: list[str], seed_keys: np.ndarra
     present = infos.get("_instruction", np.ones(len(tasks), dtype=bool))
     for i in np.flatnonzero(present):
         tasks[i] = str(infos["instruction"][i])
-        seed_keys[i] = (infos["noise_seed"][i], infos["episode_steps"][i])
+        numbers[i] = [infos[key][i] for key in NUMBERS]
 
 
 def tokens_shape(vla: "FrozenVLA") -> tuple[int, int]:

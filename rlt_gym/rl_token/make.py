@@ -31,6 +31,8 @@ def make_rl_token_vec(
     image_size: int | None = None,
     gripper_penalty: float | Mapping[str, Any] | None = None,
     show_tokens: bool = False,
+    show_pictures: bool = False,
+    show_task: bool = False,
     flat: bool = False,
     **raw_env_kwargs: Any,
 ) -> RLTokenVectorEnv | FlatVectorEnv:
@@ -55,6 +57,9 @@ def make_rl_token_vec(
         :class:`~rlt_gym.core.wrappers.GripperPenalty`; ``None`` for none.
     :param show_tokens: Whether observations also have ``vla_tokens``, the tokens that the encoder reads, for a policy
         that trains the encoder further.
+    :param show_pictures: Whether observations also have what the VLA reads, for a policy that trains a copy of it.
+    :param show_task: Whether observations also have ``task`` (T,), which of the suite's T tasks is played: for a policy
+        that plays several tasks.
     :param flat: Observation and action are vectors, see :class:`~rlt_gym.core.flat.FlatVectorEnv`.
     :param raw_env_kwargs: Further arguments of ``raw_env``.
     :return: The environment.
@@ -62,6 +67,7 @@ def make_rl_token_vec(
     """
     from rlt_gym.rl_token.io import load_rl_token
     from rlt_gym.rl_token.trainable import TrainableToken
+    from rlt_gym.rl_token.trainable_vla import gradients_of
     from rlt_gym.vla.batches import run_vla
     from rlt_gym.vla.probing import example_observations
     from rlt_gym.vla.registry import load_vla
@@ -77,13 +83,17 @@ def make_rl_token_vec(
             raise ValueError("show_tokens=True and flat=True: the tokens are float16, the vector is float32; drop one.")
         tokens_shape(loaded)
         TrainableToken.of(encoder)
+    if show_pictures:
+        if flat:
+            raise ValueError("show_pictures=True and flat=True: pictures are uint8, the vector is float32; drop one.")
+        gradients_of(loaded)
     # one made-up observation: what breaks the contract or does not fit into memory does so before simulators start
     example = example_observations(replace(loaded.spec, frame_size=frame_size, state_dim=robot.proprio_size), 1)
     encoder(run_vla(loaded, example, ["do nothing"], [0]))
     env = raw_env(loaded, chunk_length=chunk_length, image_size=frame_size, **raw_env_kwargs)
     try:
         raw = env if penalty is None else GripperPenalty(env, **penalty)
-        tokens = RLTokenVectorEnv(raw, loaded, encoder, device, show_tokens)
+        tokens = RLTokenVectorEnv(raw, loaded, encoder, device, show_tokens, show_pictures, show_task)
         return FlatVectorEnv(tokens) if flat else tokens
     except BaseException:
         env.close()

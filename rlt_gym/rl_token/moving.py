@@ -110,7 +110,7 @@ class MovingTokens(Tokens):
         output, loss = self.learner.forward(rows, np.random.default_rng(seed))
         (self.alpha * share * loss).backward()
         tokens, mask = select_tokens(output, self.kinds)
-        return tokens, mask, float(loss.detach())
+        return tokens.detach(), mask, float(loss.detach())
 
     def step(self, rate: float, clip_norm: float) -> None:
         """

@@ -22,10 +22,11 @@ INIT_STATES = tuple(SPLIT_SIZES)
 
 
 class _CountedSequence(EpisodeSequence):
-    """Initial states are counted in every split, none is drawn: episode number p has initial state p."""
+    """Initial states are counted in every split, none is drawn: episode number p has initial state p, or p // g."""
 
     def episode(self, number: int) -> Episode:
-        return Episode(number, number % self.num_tasks, number)
+        place = self.place(number)
+        return Episode(number, place % self.num_tasks, place)
 
     @property
     def init_state_counts(self) -> dict[str, int]:
@@ -51,6 +52,7 @@ class _FakeVectorEnv(InProcessVectorEnv):
     :param intervention: ``f(simulator, proposed, step)``, as for ``LIBERO-v0``; the "simulator" has ``env`` and
         ``index``, the number of the sub-environment
     :param critical_phase: ``f(simulator)``, as for ``intervention``
+    :param group_size: how often each training initial state is played, see ``LIBERO-v0``
     :raises ValueError: for values that do not fit
     """
 
@@ -68,6 +70,7 @@ class _FakeVectorEnv(InProcessVectorEnv):
         obs_stride: int | None = None,
         intervention: Callable[..., Any] | None = None,
         critical_phase: Callable[..., Any] | None = None,
+        group_size: int = 1,
     ):
         super().__init__(
             num_envs,
@@ -83,6 +86,7 @@ class _FakeVectorEnv(InProcessVectorEnv):
             obs_stride,
             hooks={"intervention": intervention, "critical_phase": critical_phase},
             sequence=_CountedSequence,
+            group_size=group_size,
         )
         self._rngs = [np.random.default_rng([self.sequence.seed, index]) for index in range(num_envs)]
 
@@ -135,6 +139,7 @@ class FakeLiberoVectorEnv(_FakeVectorEnv):
     :param obs_stride: see ``LIBERO-v0``
     :param intervention: ``f(simulator, proposed, step)`` as for ``LIBERO-v0``; "simulator" has ``env`` and ``index``
     :param critical_phase: ``f(simulator)``, as for ``intervention``
+    :param group_size: how often each training initial state is played, see ``LIBERO-v0``
     """
 
     def __init__(
@@ -155,6 +160,7 @@ class FakeLiberoVectorEnv(_FakeVectorEnv):
         obs_stride: int | None = None,
         intervention: Callable[..., Any] | None = None,
         critical_phase: Callable[..., Any] | None = None,
+        group_size: int = 1,
     ):
         image = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
         proprio = spaces.Box(-np.inf, np.inf, (FAKE_ROBOT.proprio_size,), np.float32)
@@ -163,7 +169,7 @@ class FakeLiberoVectorEnv(_FakeVectorEnv):
         horizon = 20 if max_episode_steps is None else max_episode_steps
         super().__init__(
             num_envs, space, chunk_length, horizon, tasks, init_states, seed, autoreset_mode, render_mode, obs_stride,
-            intervention, critical_phase,
+            intervention, critical_phase, group_size,
         )  # fmt: skip
         self.suite = suite
         self.success_step = success_step
@@ -207,6 +213,8 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
     :param obs_stride: see ``LIBERO-v0``
     :param intervention: ``f(simulator, proposed, step)`` as for ``LIBERO-v0``; "simulator" has ``env`` and ``index``
     :param critical_phase: ``f(simulator)``, as for ``intervention``
+    :param group_size: how often each training initial state is played, see ``LIBERO-v0``
+    :param show_task: whether observations have ``task``, as of ``RLToken-LIBERO-v0``
     """
 
     SPEED = 0.1
@@ -228,6 +236,8 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
         obs_stride: int | None = None,
         intervention: Callable[..., Any] | None = None,
         critical_phase: Callable[..., Any] | None = None,
+        group_size: int = 1,
+        show_task: bool = False,
     ):
         space = spaces.Dict(
             {
@@ -237,10 +247,12 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
             }
         )
         tasks = (0,) if task_ids is None else task_ids
+        if show_task:
+            space["task"] = spaces.Box(0.0, 1.0, (1 + max(tasks),), np.float32)
         horizon = 16 if max_episode_steps is None else max_episode_steps
         super().__init__(
             num_envs, space, chunk_length, horizon, tasks, init_states, seed, autoreset_mode, render_mode, obs_stride,
-            intervention, critical_phase,
+            intervention, critical_phase, group_size,
         )  # fmt: skip
         self.suite = suite
         self._encoder = np.random.default_rng(0).normal(size=(6, token_dim))
@@ -259,6 +271,8 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
         rng = self._rngs[env]
         if self.init_states != "train":  # fixed states, the same for every model
             rng = np.random.default_rng([INIT_STATES.index(self.init_states), self._episode(env).init_index])
+        elif self.group_size > 1:  # the members of a group begin alike, in whatever sub-environment
+            rng = np.random.default_rng([self.sequence.seed, self._episode(env).init_index])
         angle = rng.uniform(0.0, 2.0 * np.pi)
         self._position[env] = rng.uniform(-0.1, 0.1, size=2)
         self._goal[env] = rng.uniform(0.4, 0.8) * np.array([np.cos(angle), np.sin(angle)])
@@ -281,4 +295,7 @@ class FakeRLTokenVectorEnv(_FakeVectorEnv):
             position += self.SPEED * move
         proprio = np.zeros(FAKE_ROBOT.proprio_size, dtype=np.float32)
         proprio[:2] = self._position[env]
-        return {"z_rl": (state @ self._encoder).astype(np.float32), "vla_ref": chunk, "proprio": proprio}
+        observation = {"z_rl": (state @ self._encoder).astype(np.float32), "vla_ref": chunk, "proprio": proprio}
+        if "task" in self.single_observation_space.spaces:  # type: ignore[attr-defined]
+            observation["task"] = np.eye(self.metadata["n_tasks"], dtype=np.float32)[self.task(env).task_id]
+        return observation

@@ -108,7 +108,7 @@ class MetricsCallback(StatefulCallback):
         """Log the mean age of the buffer's rows before this step's are stored, in chunks and in critic updates."""
         model: Any = self.model
         buffer, chunks = model.replay_buffer, self.num_timesteps
-        envs = self.training_env.num_envs
+        envs = len(self.locals["infos"])
         # stride and restarted workers make rows per chunk vary; SB3's own buffers count vector steps
         stored = getattr(buffer, "rows_stored", chunks - envs)
         if stored > self._stored:

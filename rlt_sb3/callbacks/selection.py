@@ -15,8 +15,10 @@ from rlt_sb3.callbacks.base import StatefulCallback
 from rlt_sb3.callbacks.budget import BudgetCallback
 from rlt_sb3.callbacks.metrics import throughput
 from rlt_sb3.common.files import replacing
+from rlt_sb3.common.gated_policy import same_actors
 from rlt_sb3.common.policy_gate import PolicyGate
 from rlt_sb3.common.robot_time import control_frequency
+from rlt_sb3.common.task_gate import TaskGate
 from rlt_sb3.common.trials import Sample, Trial
 from rlt_sb3.evaluation.compare import compare
 from rlt_sb3.evaluation.results import Evaluation
@@ -110,7 +112,7 @@ class SelectionCallback(StatefulCallback):
         self.points: list[SelectionPoint] = []
         self.best: Evaluation | None = None
         self.best_chunks = 0
-        self.played: dict[int, Evaluation] = {}  # of the gate's contenders, by their number
+        self.played: dict[str, Evaluation] = {}  # of what the gate can deploy, by its name
 
     @property
     def last(self) -> int:
@@ -184,31 +186,29 @@ class SelectionCallback(StatefulCallback):
         deployed = self.baseline if untouched else self._deployed(gate)
         if not untouched and same_actors(policy):
             return deployed, deployed
-        passed_before = gate.passed
-        practicing, best = gate.audition(policy, lambda: self.evaluate(self.model), self._sample)
-        if gate.passed > passed_before:
-            self.played[gate.passed] = replace(practicing, frames={})
+        before = gate.deployed_name
+        practicing, names = gate.audition(policy, lambda: self.evaluate(self.model), self._sample)
+        self.played |= {name: replace(practicing, frames={}) for name in names}
         self.logger.record("selection/candidate_success_rate", practicing.rate)
         if untouched:
             deployed = replace(deployed, policy=practicing.policy, frames={})
-        return (practicing if best else deployed), practicing
+        if gate.deployed_name in names:
+            return practicing, practicing
+        return (deployed if gate.deployed_name == before else self._deployed(gate)), practicing
 
-    def _deployed(self, gate: PolicyGate) -> Evaluation:
+    def _deployed(self, gate: PolicyGate | TaskGate) -> Evaluation:
         """Return the outcome of the best actor so far, which is played if it is not known yet."""
-        kept = {one.number for one in gate.contenders}
-        self.played = {number: result for number, result in self.played.items() if number in kept}
+        self.played = {name: result for name, result in self.played.items() if name in gate.names}
         policy: Any = self.model.policy
-        if gate.best is None:
-            gate.adopt(policy)
+        gate.adopt_unknown(policy)
         while True:  # once the best is known, another one can be the best
-            best = gate.best
-            assert best is not None
-            if best.number in self.played:
-                return self.played[best.number]
+            name = gate.deployed_name
+            if name in self.played:
+                return self.played[name]
             result = self.evaluate(self.model)
             gate.add_states(policy, self._sample(result))
-            self.played[best.number] = replace(result, frames={})
-            if gate.best is best:
+            self.played[name] = replace(result, frames={})
+            if gate.deployed_name == name:
                 return result  # with its films
 
     def _sample(self, result: Evaluation) -> Sample:
@@ -252,7 +252,7 @@ class SelectionCallback(StatefulCallback):
         :return: all evaluations so far, the best one, when it was, and those of the gate's contenders
         """
         return {
-            "played": {str(number): result.to_dict() for number, result in self.played.items()},
+            "played": {name: result.to_dict() for name, result in self.played.items()},
             "points": [point.to_dict() for point in self.points],
             "best": None if self.best is None else self.best.to_dict(),
             "best_chunks": self.best_chunks,
@@ -267,7 +267,7 @@ class SelectionCallback(StatefulCallback):
         self.points = [SelectionPoint.from_dict(point) for point in state["points"]]
         self.best = None if state["best"] is None else Evaluation.from_dict(state["best"])
         self.best_chunks = state["best_chunks"]
-        self.played = {int(number): Evaluation.from_dict(result) for number, result in state["played"].items()}
+        self.played = {name: Evaluation.from_dict(result) for name, result in state["played"].items()}
 
 
 def sample_of(result: Evaluation) -> Sample:
@@ -279,17 +279,6 @@ def sample_of(result: Evaluation) -> Sample:
     """
     rows = sorted(result.rows, key=lambda row: (row.task_id, row.init_index))
     return Sample(len(rows), [Trial(at, row.steps, row.task_id, row.success) for at, row in enumerate(rows)])
-
-
-def same_actors(policy: Any) -> bool:
-    """
-    Compare the practicing actor with the deployed one.
-
-    :param policy: a :class:`~rlt_sb3.common.policy_gate.GatedPolicy`
-    :return: whether the practicing actor is the deployed one
-    """
-    deployed = policy.actor_deployed.state_dict()
-    return all(value.equal(deployed[name]) for name, value in policy.training_actor.state_dict().items())
 
 
 def without_frames(point: SelectionPoint) -> SelectionPoint:

@@ -23,9 +23,11 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlt_sb3.common.chunk_outcome import ChunkOutcome, mean_over_chunks, outcomes_of
 from rlt_sb3.common.errors import unknown_settings
+from rlt_sb3.common.gated_policy import n_tasks_of, tasks_of
 from rlt_sb3.common.policy_gate import PolicyGate
+from rlt_sb3.common.task_gate import TaskGate
 from rlt_sb3.common.value_bias import ValueBias
-from rlt_sb3.common.vec_env import WorkDuringStep
+from rlt_sb3.common.vec_env import CollectingVecEnv, WorkDuringStep
 
 if TYPE_CHECKING:
     from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
@@ -66,7 +68,12 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         """
         arguments = {} if isinstance(gate, bool) else gate
         check_names(arguments, PolicyGate, type(self).__name__, "gate")
-        self.gate = None if gate is False else PolicyGate(**arguments)
+        n_tasks = n_tasks_of(getattr(self, "observation_space", None))
+        #: Chunks collected of each task; None where observations do not say which task is played.
+        self.task_chunks = None if n_tasks is None else np.zeros(n_tasks, dtype=int)
+        self.gate: PolicyGate | TaskGate | None = None
+        if gate is not False:
+            self.gate = PolicyGate(**arguments) if n_tasks is None else TaskGate(n_tasks, **arguments)
         self.policy_kwargs["gated"] = self.gate is not None
         self.saved_format = SAVED_FORMAT
         self._warned_of_returns = False
@@ -114,6 +121,8 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
     ) -> tuple[int, BaseCallback]:
         if reset_num_timesteps:
             self._value_bias.control_steps = 0
+            if self.task_chunks is not None:
+                self.task_chunks[:] = 0
             if self.gate is not None:
                 self.gate.begin()
         if reset_num_timesteps or self._last_obs is None:  # else the episodes go on where the last call left them
@@ -164,16 +173,39 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         With :attr:`overlap`, the updates that are due for the rows of the rollouts before are done in this one, while
         the environments play its first step; those for its own rows stay owed, also in a saved model.
 
+        A :class:`~rlt_sb3.common.vec_env.CollectingVecEnv` chooses the chunks itself: one rollout is one of its steps.
+
         :return: SB3's result; its ``episode_timesteps`` is the number of updates due, which ``learn`` reads there if
             ``gradient_steps`` is -1
         """
-        if self.overlap:
-            env = WorkDuringStep(env, self._train_meanwhile)
-        rollout = super().collect_rollouts(
-            env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
-        )
+        if isinstance(env, CollectingVecEnv):
+            self.policy.set_training_mode(False)
+            rollout = env.collect(self, callback, log_interval)
+        else:
+            if self.overlap:
+                env = WorkDuringStep(env, self._train_meanwhile)
+            rollout = super().collect_rollouts(
+                env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
+            )
         due = 0 if self.overlap or not rollout.continue_training else self._take_updates()
         return rollout._replace(episode_timesteps=due)
+
+    def collecting_state(self) -> dict[str, Any]:
+        """
+        Return what a copy of this model in another process needs, beside its parameters, to choose chunks as this one.
+
+        :return: counters, for :meth:`take_collecting_state`
+        """
+        return {"num_timesteps": self.num_timesteps, "_n_updates": self._n_updates}
+
+    def take_collecting_state(self, state: Mapping[str, Any]) -> None:
+        """
+        Choose chunks as the model does from which a state is.
+
+        :param state: of :meth:`collecting_state`
+        """
+        for name, value in state.items():
+            setattr(self, name, value)
 
     def _train_meanwhile(self) -> None:
         """Do the updates that are owed, in the midst of a rollout."""
@@ -205,6 +237,8 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         infos: list[dict[str, Any]],
     ) -> None:
         outcomes = outcomes_of(infos, buffer_action, reward)
+        if self.task_chunks is not None:
+            self.task_chunks += np.bincount(tasks_of(self._last_obs), minlength=len(self.task_chunks))  # type: ignore[arg-type]
         trained = 0 < self._n_updates >= self.critic_warmup_updates
         self._value_bias.step(outcomes, dones, (lambda: self._promised_q(outcomes)) if trained else None)
         self._check_returns()
@@ -241,11 +275,8 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         self.logger.record("time/control_steps", self.num_control_steps)
         if self._value_bias.gap is not None:
             self.logger.record("train/q_gap", self._value_bias.gap)
-        if self.gate is not None and self.gate.recent:
-            if len(self.gate.recent) == self.gate.recent.maxlen:  # fewer trials are another number
-                self.logger.record("rollout/trial_success_rate", float(np.mean(self.gate.recent)))
-            self.logger.record("rollout/candidates", self.gate.candidates)
-            self.logger.record("rollout/approvals", self.gate.approvals)
+        for name, value in ({} if self.gate is None else self.gate.metrics()).items():
+            self.logger.record(f"rollout/{name}", value)
         super().dump_logs()
 
     # ---------------------------------------------------------------- files

@@ -28,6 +28,8 @@ class ChunkOutcome:
     :param success: whether the episode ended in success; undefined before the end
     :param broken: whether the simulator broke and was restarted: the chunk does not count, and its episode is over
     :param stored: whether the replay buffer keeps it
+    :param env: which sub-environment it is of; None: its place in the vector step says so. A step of a part of the
+        sub-environments names them
     :param task_id: the episode's task
     :param episode_steps: control steps of the episode so far; None where the environment does not count them
     :param reward_terms: the parts of ``step_rewards`` by name, (C,) each
@@ -43,6 +45,7 @@ class ChunkOutcome:
     success: bool = False
     broken: bool = False
     stored: bool = True
+    env: int | None = None
     task_id: int = 0
     episode_steps: int | None = None
     reward_terms: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -128,6 +131,16 @@ def outcomes_of(
         info["outcome"] if "outcome" in info else ChunkOutcome.from_info(info, action, reward)
         for info, action, reward in zip(infos, actions, rewards, strict=True)
     ]
+
+
+def envs_of(outcomes: Sequence[ChunkOutcome]) -> list[int]:
+    """
+    Tell which sub-environments the outcomes of one vector step are of.
+
+    :param outcomes: of all sub-environments, in their order, or of some, which they name
+    :return: the number of each one's sub-environment
+    """
+    return [place if outcome.env is None else outcome.env for place, outcome in enumerate(outcomes)]
 
 
 def mean_over_chunks(outcomes: Sequence[ChunkOutcome]) -> dict[str, float]:

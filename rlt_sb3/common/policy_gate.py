@@ -1,51 +1,23 @@
-"""The deployment gate: it decides by noise-free training episodes which actor is deployed."""
+"""
+The deployment gate: it decides by noise-free training episodes which actor is deployed.
+
+Long because its seats, samples and tests share one state.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import torch as th
-from torch import nn
 
-from rlt_sb3.common.chunk_outcome import ChunkOutcome
+from rlt_sb3.common.chunk_outcome import ChunkOutcome, envs_of
 from rlt_sb3.common.contenders import Contender, copied
+from rlt_sb3.common.gated_policy import GatedPolicy, play_practicing, play_seats
 from rlt_sb3.common.stats import fisher_p, mcnemar_p
 from rlt_sb3.common.trials import Sample, Trial, is_better, worse_on_a_task
-
-
-class GatedPolicy(Protocol):
-    """A policy that a gate can control: it has the actor that learns, a copy on trial and a deployed copy."""
-
-    @property
-    def actor_on_trial(self) -> nn.Module:
-        """The copy on trial."""
-
-    @property
-    def actor_deployed(self) -> nn.Module:
-        """The copy that is deployed."""
-
-    @property
-    def training_actor(self) -> nn.Module:
-        """The practicing actor, which learns and plays the other training episodes."""
-
-    @property
-    def starts_at_vla(self) -> bool:
-        """Whether the untrained actor plays the VLA's chunks."""
-
-    def start_trial(self) -> None:
-        """Copy the training actor to ``actor_on_trial``."""
-
-    def deploy(self, parameters: Mapping[str, Any]) -> None:
-        """
-        Give ``actor_deployed``, which ``predict`` plays, these parameters.
-
-        :param parameters: an actor's state dict
-        """
-
 
 AnyEvaluation = TypeVar("AnyEvaluation")
 
@@ -184,14 +156,14 @@ class PolicyGate:
 
     def _longest_possible(self) -> int:
         """Return the number of vector steps after which an episode has ended, as far as known."""
-        return max(self._longest, int(self._age.max(initial=0)) + 1) if self.clock else 0
+        return max(self._longest, self.clock - int(self._begun.min(initial=self.clock)) + 1) if self.clock else 0
 
     def _open_seats(self, n_envs: int) -> None:
         self.n_envs = n_envs
         self.player = np.full(n_envs, "", dtype=object)  # whose sample the running episode belongs to: "vla", "actor"
         self._seats: list[Trial | None] = [None] * n_envs  # the running episodes of samples
         self._fresh = np.ones(n_envs, dtype=bool)  # whether the next chunk is the first one of its episode
-        self._age = np.zeros(n_envs, dtype=np.int64)  # vector steps of the running episodes
+        self._begun = np.full(n_envs, self.clock)  # vector steps before the running episodes
         self.noise_free = np.zeros(n_envs, dtype=bool)  # which environments play without noise in this vector step
 
     @property
@@ -208,9 +180,14 @@ class PolicyGate:
         """
         return self.none_deployed and policy.starts_at_vla
 
-    def play_vla(self) -> None:
-        """Play the VLA's own chunks without noise in all environments; all new episodes can be its baseline."""
-        self._take_seats(np.ones(self.n_envs, dtype=bool), "vla")
+    def play_vla(self, observation: Mapping[str, np.ndarray]) -> None:
+        """
+        Play the VLA's own chunks without noise in all environments; all new episodes can be its baseline.
+
+        :param observation: of all environments; not needed for one task
+        """
+        self.take_seats(np.ones(self.n_envs, dtype=bool), "vla")
+        self._fresh[:] = False
         self.noise_free = np.ones(self.n_envs, dtype=bool)
 
     def choose(
@@ -227,27 +204,78 @@ class PolicyGate:
             copy of it goes on trial now
         :return: chunks to play (n_envs, ...). No noise may be added to those of ``noise_free``
         """
+        self.try_next(policy, ready)
+        if self._fresh.any():
+            self.take_seats(np.random.random(self.n_envs) < self.share, "vla", "actor")
+            self._fresh[:] = False
+        self.noise_free, chunks = play_seats(policy, self.player, observation, chunks, reference)
+        return chunks
+
+    def try_next(self, policy: GatedPolicy, ready: bool) -> None:
+        """
+        Put a copy of the training actor on trial if it is its turn.
+
+        :param policy: the policy
+        :param ready: see :meth:`choose`
+        """
         self._practicing |= ready
         if ready and not self.on_trial and self.baseline.complete:
             self.start_trial(policy)
-        if self._fresh.any():
-            self._take_seats(np.random.random(self.n_envs) < self.share, "vla", "actor")
-        by_vla, by_actor = self.player == "vla", self.player == "actor"
-        self.noise_free, chunks = by_vla | by_actor, chunks.copy()
-        chunks[by_vla] = reference[by_vla]
-        if by_actor.any():
-            with th.no_grad():
-                tried = policy.actor_on_trial(observation).cpu().numpy().reshape(chunks.shape)
-            chunks[by_actor] = tried[by_actor]
-        return chunks
 
-    def _take_seats(self, drawn: np.ndarray, *players: str) -> None:
-        """Assign the episodes that begin now and are drawn to the first sample that needs more."""
-        samples = {"vla": self.baseline, "actor": self.trials}
+    def _samples(self) -> dict[str, Sample]:
+        return {"vla": self.baseline, "actor": self.trials}
+
+    def take_seats(self, drawn: np.ndarray, *players: str) -> None:
+        """
+        Assign the episodes that begin now and are drawn to the first sample that needs more.
+
+        :param drawn: (n_envs,)
+        :param players: whose samples
+        """
+        samples = self._samples()
         for env in np.flatnonzero(drawn & self._fresh):
             name = next((name for name in players if samples[name].wanted), "")
             self.player[env], self._seats[env] = name, samples[name].start(self.clock) if name else None
-        self._fresh[:] = False
+
+    # ---------------------------------------------------------------- where others play
+
+    @property
+    def trial_number(self) -> int:
+        """Number of the actor on trial, counted from 1; 0: none is."""
+        return self.candidates if self.on_trial else 0
+
+    def plan(self, policy: GatedPolicy, n: int, warm_up: bool, ready: bool) -> list[str]:
+        """
+        Plan who plays episodes that may begin in other processes. :meth:`seat` is told which of them did.
+
+        :param policy: the policy
+        :param n: number of environments
+        :param warm_up: whether all of them play the VLA's chunks, as with :meth:`play_vla`
+        :param ready: whether the training actor moves, see :meth:`choose`
+        :return: for each of them "vla", "actor" (the one on trial), or "": practice
+        """
+        self.try_next(policy, ready)
+        drawn = np.random.random(n) < (1.0 if warm_up else self.share)
+        wanted = next((name for name, sample in self._samples().items() if sample.wanted), "")
+        return [wanted if one else "" for one in drawn]
+
+    def seat(self, envs: Sequence[int], began: np.ndarray, players: Sequence[str], trial: int) -> None:
+        """
+        Count the episodes that have begun in other processes, before :meth:`step` is told of their first chunk.
+
+        An episode belongs to a sample if that one still needs it, and if its actor is still on trial.
+
+        :param envs: of n environments
+        :param began: (n,) whether an episode has begun
+        :param players: of :meth:`plan`
+        :param trial: :attr:`trial_number` at that time
+        """
+        samples = self._samples()
+        for row in np.flatnonzero(began).tolist():
+            name, env = players[row], envs[row]
+            if name and samples[name].wanted and (name == "vla" or trial == self.trial_number):
+                self.player[env], self._seats[env] = name, samples[name].start(self.clock)
+            self._fresh[env] = False
 
     def start_trial(self, policy: GatedPolicy) -> None:
         """
@@ -263,9 +291,10 @@ class PolicyGate:
     def abandon_trial(self) -> None:
         """End the trial without a decision; its running episodes become practice, and the next actor can be tried."""
         self.on_trial = self.screened = False
+        for env, trial in enumerate(self._seats):
+            if trial is not None and trial in self.trials.trials:
+                self.player[env], self._seats[env] = "", None
         self.trials = Sample()
-        for env in np.flatnonzero(self.player == "actor"):
-            self.player[env], self._seats[env] = "", None
 
     # ---------------------------------------------------------------- the best actor so far
 
@@ -282,15 +311,13 @@ class PolicyGate:
         """
         self._pass(policy, policy.actor_on_trial.state_dict(), self.trials, Sample())
 
-    def _pass(self, policy: GatedPolicy, parameters: Mapping[str, Any], trials: Sample, states: Sample) -> bool:
-        """Add an actor that has beaten the VLA. Return whether it is deployed."""
+    def _pass(self, policy: GatedPolicy, parameters: Mapping[str, Any], trials: Sample, states: Sample) -> None:
+        """Add an actor that has beaten the VLA, and deploy it if it is the best."""
         self.passed += 1
         self.abandon_trial()
         self.contenders.insert(0, Contender(self.passed, copied(parameters), trials, states))
         self._rank(policy)
-        deployed = self.contenders[0].number == self.passed
-        self.approvals += deployed
-        return deployed
+        self.approvals += self.contenders[0].number == self.passed
 
     def _rank(self, policy: GatedPolicy) -> None:
         """Deploy the best actor by the evidence so far; of equals, the one that is first in the list."""
@@ -323,6 +350,15 @@ class PolicyGate:
         self.contenders[0].states = states
         self._rank(policy)
 
+    def adopt_unknown(self, policy: GatedPolicy) -> None:
+        """
+        Take notice of what is deployed, if nothing is known of it.
+
+        :param policy: the policy
+        """
+        if self.best is None:
+            self.adopt(policy)
+
     def adopt(self, policy: GatedPolicy) -> None:
         """
         Take notice of an actor that was deployed from outside; of the kept ones, only this one is known from now on.
@@ -341,14 +377,13 @@ class PolicyGate:
         Count one vector step; deploys the actor on trial if it has passed and is the best so far.
 
         :param policy: the policy
-        :param outcomes: of the chunks just played, one per environment. An episode whose simulator broke or in which
-            someone took over does not count
-        :param dones: (n_envs,)
+        :param outcomes: of the n chunks just played, see :func:`~rlt_sb3.common.chunk_outcome.envs_of`. An episode
+            whose simulator broke or in which someone took over does not count
+        :param dones: (n,)
         """
         self.clock += 1
-        self._age += 1
         ended = False  # whether a trial has
-        for env, (outcome, done) in enumerate(zip(outcomes, dones, strict=True)):
+        for env, outcome, done in zip(envs_of(outcomes), outcomes, dones, strict=True):
             trial, player = self._seats[env], self.player[env]
             if trial is not None:
                 void = outcome.broken or outcome.taken_over
@@ -363,8 +398,8 @@ class PolicyGate:
                 if void or done:
                     self.player[env], self._seats[env] = "", None
             if done:
-                self._longest = max(self._longest, int(self._age[env]))
-                self._fresh[env], self._age[env] = True, 0
+                self._longest = max(self._longest, self.clock - int(self._begun[env]))
+                self._fresh[env], self._begun[env] = True, self.clock
         if ended:
             self._judge(policy)
 
@@ -400,33 +435,63 @@ class PolicyGate:
         policy: GatedPolicy,
         evaluate: Callable[[], AnyEvaluation],
         sample: Callable[[AnyEvaluation], Sample],
-    ) -> tuple[AnyEvaluation, bool]:
+    ) -> tuple[AnyEvaluation, list[str]]:
         """
         Evaluate the training actor on the states of :meth:`use_states`; it passes if it beats the VLA on them.
-
-        The test is McNemar's exact one-sided one, at ``level``.
 
         :param policy: the policy; the training actor is deployed while it is evaluated. What was deployed before comes
             back, unless the training actor passes and is the best so far
         :param evaluate: plays what is deployed
         :param sample: of the evaluation: its episodes, in the order of the states
-        :return: evaluation of the training actor, whether it is deployed now
+        :return: evaluation of the training actor; its name among :attr:`names`, if it has passed
         """
-        before = {name: value.clone() for name, value in policy.actor_deployed.state_dict().items()}
-        policy.deploy(policy.training_actor.state_dict())
-        try:
-            result = evaluate()
-        finally:
-            policy.deploy(before)
-        states = sample(result)
+        result = play_practicing(policy, evaluate)
+        return result, [str(self.passed)] if self.judge_states(policy, sample(result)) else []
+
+    def judge_states(self, policy: GatedPolicy, states: Sample) -> bool:
+        """
+        Let the training actor pass if it has beaten the VLA on the states of :meth:`use_states`.
+
+        The test is McNemar's exact one-sided one, at ``level``.
+
+        :param policy: the policy
+        :param states: the training actor's episodes, in the order of the states
+        :return: whether it has passed
+        """
         pairs = [(bool(a.success), bool(b.success)) for a, b in zip(self.vla_states.trials, states.trials, strict=True)]
         fixed, broken = pairs.count((False, True)), pairs.count((True, False))
-        passed = mcnemar_p(fixed, broken, alternative="greater") <= self.level
-        return result, passed and self._pass(policy, policy.training_actor.state_dict(), Sample(), states)
+        if mcnemar_p(fixed, broken, alternative="greater") > self.level:
+            return False
+        self._pass(policy, policy.training_actor.state_dict(), Sample(), states)
+        return True
+
+    @property
+    def deployed_name(self) -> str:
+        """Name of what is deployed: the number of the best actor, 0 for the VLA."""
+        return str(self.best.number if self.best else 0)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the actors that are deployed or can be again without a further trial."""
+        return [str(one.number) for one in self.contenders]
+
+    def metrics(self) -> dict[str, float]:
+        """Return what is logged."""
+        counts: dict[str, float] = {}
+        if not self.recent:
+            return counts
+        if len(self.recent) == self.recent.maxlen:  # fewer trials are another number
+            counts["trial_success_rate"] = float(np.mean(self.recent))
+        return counts | {"candidates": self.candidates, "approvals": self.approvals}
+
+    @property
+    def waits_for_baseline(self) -> bool:
+        """Whether actors have learned, but none could be put on trial yet."""
+        return self._practicing and not self.baseline.complete
 
     def warn_of_open_baseline(self) -> None:
         """Warn, once, if training has ended before an actor could be put on trial."""
-        if self._practicing and not self.baseline.complete and not self._warned:
+        if self.waits_for_baseline and not self._warned:
             self._warned = True
             warnings.warn(
                 f"No actor has been on trial, so none could be deployed: {len(self.baseline.ended())} noise-free "

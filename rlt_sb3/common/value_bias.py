@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rlt_sb3.common.chunk_outcome import ChunkOutcome
+from rlt_sb3.common.chunk_outcome import ChunkOutcome, envs_of
 
 
 class ValueBias:
@@ -63,17 +63,18 @@ class ValueBias:
         """
         Count one vector step.
 
-        :param outcomes: of the chunks just played, one per sub-environment
-        :param dones: (n_envs,)
-        :param q_function: gives Q (n_envs,) of the executed chunks; None while the critic is not trained
+        :param outcomes: of the n chunks just played, see :func:`~rlt_sb3.common.chunk_outcome.envs_of`
+        :param dones: (n,)
+        :param q_function: gives Q (n,) of the executed chunks; None while the critic is not trained
         """
+        envs = np.array(envs_of(outcomes))
         # before the critical phase the VLA acts, and the critics do not learn: they are asked at the start of the phase
         critical = np.array([outcome.critical for outcome in outcomes], dtype=bool)
-        asked = self.new & critical
+        asked = self.new[envs] & critical
         if q_function is not None and asked.any():
-            self.promised[asked] = q_function()[asked]
-        self.new = np.array(dones, dtype=bool) | (self.new & ~critical)
-        for index, outcome in enumerate(outcomes):
+            self.promised[envs[asked]] = q_function()[asked]
+        self.new[envs] = np.array(dones, dtype=bool) | (self.new[envs] & ~critical)
+        for index, outcome, done in zip(envs, outcomes, dones, strict=True):
             self.control_steps += outcome.steps
             if not outcome.critical:
                 continue
@@ -81,7 +82,7 @@ class ValueBias:
             discounted = float(step_rewards @ self.gamma ** np.arange(len(step_rewards)))
             self.returns[index] += self.discounts[index] * discounted
             self.discounts[index] *= self.gamma**outcome.steps
-            if dones[index]:
+            if done:
                 if not outcome.broken:
                     ends = (float(self.returns[index]), discounted)
                     self.range = (min(self.range[0], *ends), max(self.range[1], *ends))

@@ -1,5 +1,6 @@
 """Bridge from a Gymnasium ``VectorEnv`` to the ``VecEnv`` of Stable-Baselines3."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -7,6 +8,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import RolloutReturn
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecMonitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
@@ -281,6 +284,21 @@ class WholeEpisodeMonitor(VecMonitor):
                 info.pop("episode", None)
                 info.pop("is_success", None)
         return obs, rewards, dones, infos
+
+
+class CollectingVecEnv(VecEnv):
+    """Environments in other processes, where copies of the learner's model choose the chunks (asynchronously)."""
+
+    @abstractmethod
+    def collect(self, model: Any, callback: BaseCallback, log_interval: int | None) -> RolloutReturn:
+        """
+        Wait for the next vector step of one of the processes, and store it.
+
+        :param model: the learner
+        :param callback: see Stable-Baselines3's ``collect_rollouts``
+        :param log_interval: likewise
+        :return: likewise
+        """
 
 
 class WorkDuringStep(VecEnvWrapper):

@@ -1,4 +1,5 @@
-"""The algorithms that a run can use. Adding one takes a line with :func:`register_algorithm`, or an entry point.
+"""
+The algorithms that a run can use: one file each in ``registered``, or an entry point of another package.
 
 Imports neither torch nor Stable-Baselines3: an algorithm's class is imported when a model is made.
 """
@@ -7,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import entry_points
-from inspect import signature
-from pkgutil import resolve_name
+from pathlib import Path
+from pkgutil import iter_modules, resolve_name
 from typing import Any
 
-from rlt_sb3.experiment import tqc
 from rlt_sb3.experiment.signatures import Setting, settings_of
 
 #: Entry points of other packages: ``name = "module:attribute"`` of an :class:`Algorithm`.
@@ -38,12 +39,18 @@ class Algorithm:
     :param label: its name in tables
     :param class_path: "module:Class"; the class has the interface of Stable-Baselines3's algorithms
     :param defaults: (number of environments, control steps per chunk) -> settings that the run's override
+    :param policy: what the class takes as policy: one of its own names, or "module:Class"
     :param flat: it needs vectors as actions: chunks (C, d) are flattened to (C * d,)
     :param starts_at_vla: the untrained policy is meant to play the VLA's chunk
     :param learns_from_hooks: it stores what was executed where ``intervention`` or ``critical_phase`` replaced the
         policy's chunk; otherwise a run with these hooks is refused
+    :param modes: choices of ``rollout.mode``; "overlap" and "async" need a
+        :class:`~rlt_sb3.common.chunk_off_policy.ChunkOffPolicyAlgorithm`
     :param check: raises ``ValueError`` for settings (of the right names and types, classes looked up, schedules made)
         that cannot work, so that a run refuses them before it starts simulators
+    :param of_env: (environment that the class gets) -> settings that follow from it; the run's override them, and dicts
+        are merged
+    :param env_kwargs: (its settings) -> keyword arguments that the run's environment must be made with
     :param may_change: settings that a resumed run may change, "policy_kwargs.critic_precision" for one inside another
     :param on_resume: (model as it was saved, settings) -> applies those of them that its ``load`` does not take
     :param color: of its result in the report, a name of Matplotlib's
@@ -54,10 +61,14 @@ class Algorithm:
     label: str
     class_path: str
     defaults: Callable[[int, int], dict[str, Any]] = _class_defaults
+    policy: str = "MultiInputPolicy"
     flat: bool = True
     starts_at_vla: bool = False
     learns_from_hooks: bool = False
+    modes: tuple[str, ...] = ("sync",)
     check: Callable[[dict[str, Any]], None] | None = None
+    of_env: Callable[[Any], dict[str, Any]] | None = None
+    env_kwargs: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     may_change: tuple[str, ...] = ("device",)
     on_resume: Callable[[Any, dict[str, Any]], None] | None = None
     color: str = "tab:brown"
@@ -83,6 +94,10 @@ class Algorithm:
     def load_class(self) -> Any:
         """Return the class."""
         return resolve_name(self.class_path)
+
+    def load_policy(self) -> Any:
+        """Return what the class takes as policy."""
+        return resolve_name(self.policy) if ":" in self.policy else self.policy
 
     def settings(self) -> list[Setting]:
         """Return the settings that its section of a configuration may hold."""
@@ -123,7 +138,8 @@ def register_algorithm(name: str, algorithm: Algorithm) -> None:
 
 def algorithm_names() -> list[str]:
     """Return the choices of ``algorithm``: the registered ones, then those of entry points, without loading them."""
-    return list(dict.fromkeys([*_registered, *sorted(point.name for point in entry_points(group=GROUP))]))
+    own = sorted(_registered, key=lambda name: name != "rlt")  # this package's own one first
+    return list(dict.fromkeys([*own, *sorted(point.name for point in entry_points(group=GROUP))]))
 
 
 def get_algorithm(name: str) -> Algorithm:
@@ -152,47 +168,21 @@ def labels() -> dict[str, str]:
     return {name: get_algorithm(name).label for name in algorithm_names()}
 
 
-def _check_rlt(settings: dict[str, Any]) -> None:
-    from rlt_sb3.rlt import RLT
-    from rlt_sb3.rlt.settings import check_before_env
+def proprio_settings(venv: Any) -> dict[str, Any]:
+    """
+    Describe the robot's proprioception to a policy with RLT's features, for ``of_env`` of an algorithm.
 
-    check_before_env(RLT, settings)
+    :param venv: environment of Stable-Baselines3
+    :return: settings of the algorithm
+    """
+    from rlt_sb3.common.vec_env import metadata_of
+    from rlt_sb3.rlt.features import proprio_layout
+
+    robot = metadata_of(venv).get("robot")
+    layout = {} if robot is None else {"proprio_norm": proprio_layout(robot)}
+    return {"policy_kwargs": {"features_extractor_kwargs": layout}}
 
 
-def _resume_rlt(model: Any, settings: dict[str, Any]) -> None:
-    default = signature(type(model.policy)).parameters["critic_precision"].default
-    precision = (settings.get("policy_kwargs") or {}).get("critic_precision", default)
-    model.policy.set_critic_precision(precision)
-    model.policy_kwargs["critic_precision"] = precision
-
-
-_RLT = Algorithm(
-    "RLT",
-    "rlt_sb3.rlt:RLT",
-    flat=False,
-    starts_at_vla=True,
-    learns_from_hooks=True,
-    check=_check_rlt,
-    may_change=("device", "policy_kwargs.critic_precision"),
-    on_resume=_resume_rlt,
-    color="tab:green",
-    parts={
-        "policy_kwargs": "rlt_sb3.rlt.policies:RLTPolicy",
-        "replay_buffer_kwargs": "rlt_sb3.common.replay.buffer:ChunkReplayBuffer",
-        "gate": "rlt_sb3.common.policy_gate:PolicyGate",
-    },
-)
-register_algorithm("rlt", _RLT)
-# what the method is not, plain continuous control, as a baseline
-_TQC = Algorithm(
-    "TQC",
-    "sb3_contrib:TQC",
-    tqc.defaults,
-    check=tqc.check,
-    color="tab:red",
-    parts={
-        "policy_kwargs": "sb3_contrib.tqc.policies:MultiInputPolicy",
-        "replay_buffer_kwargs": "rlt_sb3.common.flat_actions:WholeChunkReplayBuffer",
-    },
-)
-register_algorithm("tqc", _TQC)
+# at the end: these modules call register_algorithm
+for _module in iter_modules([str(Path(__file__).parent / "registered")]):
+    import_module(f"rlt_sb3.experiment.registered.{_module.name}")

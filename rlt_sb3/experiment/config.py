@@ -41,6 +41,9 @@ class EnvConfig:
         (ablation: the mean of the VLA's image tokens), "none" (a single zero, for a VLA that gives no tokens), or
         another name or scheme of ``rlt list``
     :param show_tokens: observations also have the VLA's tokens, which ``rlt.policy_kwargs.train_token`` needs
+    :param show_pictures: observations also have what the VLA reads, which ``rlt.policy_kwargs.train_vla`` needs
+    :param show_task: observations also say which of the suite's tasks is played; the deployment gate and the pull then
+        count each task by itself. For several tasks in one run
     :param assets: meshes and textures: "auto", "embedded", "official" or a folder
     :param max_episode_steps: control steps after which an episode is cut off; None: the environment's own default
     :param train_episode_steps: control steps after which a training episode is cut off, at most ``max_episode_steps``;
@@ -63,6 +66,8 @@ class EnvConfig:
     vla_kwargs: dict[str, Any] | None = None
     rl_token: str | None = None
     show_tokens: bool | None = None
+    show_pictures: bool | None = None
+    show_task: bool | None = None
     assets: str | None = None
     max_episode_steps: int | None = None
     train_episode_steps: int | None = None
@@ -81,15 +86,21 @@ class EnvConfig:
 
 @dataclass
 class RolloutConfig:
-    """Where training episodes are played.
+    """Where training episodes are played, and whether learning waits for them.
 
+    :param mode: "sync": play a chunk everywhere, then compute the updates for it. "overlap": compute the updates for
+        the rows of a chunk while the next one is played. "async": workers play with copies of the actor and wait
+        neither for each other nor for the updates; evaluations have ``evaluation.num_envs`` simulators of their own
     :param workers: number of processes on a Ray cluster, each with its own simulators, frozen VLA and RL-token encoder;
         None: the simulators of ``env.num_envs`` on this machine, without Ray
     :param envs_per_worker: number of simulators of each worker; None: ``env.num_envs``
+    :param max_staleness: with "async", chunks of an actor that is more than so many critic updates old are not stored
     """
 
+    mode: str = "sync"
     workers: int | None = None
     envs_per_worker: int | None = None
+    max_staleness: int = 1000
 
 
 @dataclass
@@ -182,6 +193,11 @@ class TrainConfig:
         return self.algorithms.setdefault(self.algorithm, {})
 
     @property
+    def model_settings(self) -> dict[str, Any]:
+        """Keyword arguments with which the chosen algorithm is made: those of its section, and what the mode needs."""
+        return self.settings | ({"train_freq": [1, "overlap"]} if self.rollout.mode == "overlap" else {})
+
+    @property
     def selections(self) -> int:
         """Selection evaluations of the whole run, if its chunks decide when it ends."""
         return -(-self.total_chunks // self.evaluation.selection_every)
@@ -195,6 +211,11 @@ class TrainConfig:
     def num_envs(self) -> int:
         """Simulators of training."""
         return (self.rollout.workers or 1) * self.envs_per_worker
+
+    @property
+    def evaluation_envs(self) -> int:
+        """Simulators of evaluations, where they have their own."""
+        return self.evaluation.num_envs or self.env.num_envs
 
     def to_dict(self) -> dict[str, Any]:
         """Return what YAML files hold: the settings, each algorithm's as a section (unless it is empty)."""
@@ -225,6 +246,7 @@ class TrainConfig:
             "env.num_envs": self.env.num_envs,
             "rollout.workers": self.rollout.workers,
             "rollout.envs_per_worker": self.rollout.envs_per_worker,
+            "rollout.max_staleness": self.rollout.max_staleness,
             "evaluation.n_states": self.evaluation.n_states,
             "evaluation.selection_states": self.evaluation.selection_states,
             "evaluation.selection_every": self.evaluation.selection_every,
@@ -248,6 +270,7 @@ class TrainConfig:
         self.ray.check()
         if self.rollout.workers is None and (self.rollout.envs_per_worker is not None or self.ray != RayConfig()):
             raise ValueError("rollout.envs_per_worker and the section ray need rollout.workers, for example 2.")
+        self._check_mode()
         if self.max_minutes is not None and self.max_minutes <= 0:
             raise ValueError(f"max_minutes must be positive (or left out for no limit), got {self.max_minutes}.")
         if not self.name or Path(self.name).name != self.name:
@@ -266,17 +289,7 @@ class TrainConfig:
                 "chunks that were not played as its own. Leave them out, or use 'rlt'."
             )
         policy = self.settings.get("policy_kwargs")
-        trains_token = isinstance(policy, dict) and policy.get("train_token") is not None
-        if trains_token and self.env.id == EnvConfig.id and not self.env.show_tokens:
-            raise ValueError(
-                f"{self.algorithm}.policy_kwargs.train_token needs the VLA's tokens in the observations: set "
-                "env.show_tokens to true."
-            )
-        if trains_token and self.rollout.workers is not None:
-            raise ValueError(
-                f"{self.algorithm}.policy_kwargs.train_token needs the RL token in this process, and rollout.workers "
-                f"is {self.rollout.workers}: leave one of them out."
-            )
+        self._check_training(policy)
         reserved = set(RESERVED) & set(self.settings)
         if reserved:
             raise ValueError(
@@ -285,6 +298,51 @@ class TrainConfig:
             )
         for key, value in self.to_dict().items():
             _check_plain(key, value)
+
+    def _check_mode(self) -> None:
+        """Refuse a mode that does not fit the other settings."""
+        mode, modes = self.rollout.mode, get_algorithm(self.algorithm).modes
+        if mode not in modes:
+            raise ValueError(f"rollout.mode must be one of {', '.join(modes)} with {self.algorithm}, got {mode!r}.")
+        if mode != "sync" and "train_freq" in self.settings:
+            raise ValueError(f"rollout.mode {mode!r} sets {self.algorithm}.train_freq itself: leave one of them out.")
+        if mode != "async":
+            return
+        if self.rollout.workers is None:
+            raise ValueError("rollout.mode 'async' needs rollout.workers, for example 2.")
+        if self.save_every is None:
+            raise ValueError(
+                "rollout.mode 'async' needs save_every, for example 1000: its evaluations do not interrupt training, "
+                "so no resumable checkpoint is written at them."
+            )
+        if self.env.show_task:
+            raise ValueError("rollout.mode 'async' does not work with env.show_task: leave it out, or use 'overlap'.")
+        if self.video_every is not None:
+            raise ValueError("rollout.mode 'async' does not film training episodes: leave video_every out.")
+        if (self.settings.get("policy_kwargs") or {}).get("gripper_flip") == "auto":
+            raise ValueError(
+                f"{self.algorithm}.policy_kwargs.gripper_flip 'auto' does not work with rollout.mode 'async': give a "
+                "number."
+            )
+
+    def _check_training(self, policy: Any) -> None:
+        """Refuse a token or a VLA that is to learn without what it reads."""
+        for trains, shows, what, needed in (
+            ("train_token", "show_tokens", "the VLA's tokens", "RL token"),
+            ("train_vla", "show_pictures", "pictures", "VLA"),
+        ):
+            if not isinstance(policy, dict) or policy.get(trains) is None:
+                continue
+            if self.env.id == EnvConfig.id and not getattr(self.env, shows):
+                raise ValueError(
+                    f"{self.algorithm}.policy_kwargs.{trains} needs {what} in the observations: set env.{shows} to "
+                    "true."
+                )
+            if self.rollout.workers is not None:
+                raise ValueError(
+                    f"{self.algorithm}.policy_kwargs.{trains} needs the {needed} in this process, and rollout.workers "
+                    f"is {self.rollout.workers}: leave one of them out."
+                )
 
 
 def _check_plain(key: str, value: Any) -> None:

@@ -17,6 +17,8 @@ from rlt_sb3.experiment.run_dir import RunDir, machine
 if TYPE_CHECKING:
     import gymnasium as gym
 
+    from rlt_sb3.collectors.vec_env import CollectorVecEnv
+
 
 class Run:
     """What the phases of a run share.
@@ -28,6 +30,7 @@ class Run:
     :param progress: its progress bar
     :param interrupt: asked between chunks whether to stop
     :param data: results so far; written to evaluations.json
+    :param collectors: who plays the training episodes, if not ``env`` does
     """
 
     def __init__(
@@ -39,9 +42,10 @@ class Run:
         progress: Progress,
         interrupt: Interrupt,
         data: dict[str, Any] | None = None,
+        collectors: CollectorVecEnv | None = None,
     ):
         self.config = config
-        self.env, self.eval_env = env, eval_env
+        self.env, self.eval_env, self.collectors = env, eval_env, collectors
         self.files = files
         self.progress = progress
         self.interrupt = interrupt

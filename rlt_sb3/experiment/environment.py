@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rlt_sb3.experiment.algorithms import get_algorithm
 from rlt_sb3.experiment.config import EnvConfig, TrainConfig
 from rlt_sb3.experiment.imports import check_hooks, check_import
 
@@ -73,7 +74,7 @@ def make_env(
 
 def make_training_env(config: TrainConfig, split: str) -> gym.vector.VectorEnv:
     """
-    Make the environment in which a run trains: here, or in parts by the workers of its cluster.
+    Make the environment in which a run trains and evaluates: here, or in parts by the workers of its cluster.
 
     :param config: the run; if it has workers, this process is connected to the cluster
     :param split: the initial states to begin with
@@ -81,13 +82,18 @@ def make_training_env(config: TrainConfig, split: str) -> gym.vector.VectorEnv:
     :raises ValueError: as of :func:`make_env`
     :raises ClusterError: if the cluster has no room for the workers
     """
+    algorithm, env = get_algorithm(config.algorithm), config.env
+    if algorithm.env_kwargs is not None:
+        env = replace(env, kwargs=env.kwargs | algorithm.env_kwargs(config.settings))
+    if config.rollout.mode == "async":  # collectors train; this one evaluates
+        return make_env(replace(env, num_envs=config.evaluation_envs), split, config.seed)
     if config.rollout.workers is None:
-        return make_env(config.env, split, config.seed)
+        return make_env(env, split, config.seed)
     from rlt_gym.cluster.vector_env import RayVectorEnv
 
-    part = replace(config.env, num_envs=config.envs_per_worker)
+    part = replace(env, num_envs=config.envs_per_worker)
     return RayVectorEnv(
-        partial(_make_part, part, split, config.seed, config.torch_threads),
+        partial(make_part, part, split, config.seed, config.torch_threads),
         config.rollout.workers,
         config.envs_per_worker,
         split,
@@ -97,8 +103,16 @@ def make_training_env(config: TrainConfig, split: str) -> gym.vector.VectorEnv:
     )
 
 
-def _make_part(config: EnvConfig, split: str, seed: int, threads: int | None) -> gym.vector.VectorEnv:
-    """Make the environment of one worker, in its process."""
+def make_part(config: EnvConfig, split: str, seed: int, threads: int | None) -> gym.vector.VectorEnv:
+    """
+    Make the environment of one worker, in its process.
+
+    :param config: the environment's settings, with the worker's number of simulators
+    :param split: the initial states to begin with
+    :param seed: seed of the training initial states
+    :param threads: threads of torch, see :func:`set_threads`
+    :return: the environment
+    """
     check_device(config.device or "cpu")
     set_threads(threads, config.device or "cpu")
     return make_env(config, split, seed)

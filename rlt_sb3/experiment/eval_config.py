@@ -8,7 +8,7 @@ from typing import Any
 from rlt_gym.cluster.connection import RayConfig
 
 #: Settings of ``rlt eval`` that only a run has, and those that only a VLA has.
-ONLY_RUN = ("model", "n_states", "split", "beside_vla", "all_checkpoints", "max_parallel")
+ONLY_RUN = ("model", "n_states", "split", "beside_vla", "all_checkpoints", "max_parallel", "perturbations")
 ONLY_VLA = (
     "vla_kwargs", "suites", "episodes", "protocol", "chunk_length", "max_episode_steps", "image_size", "render",
     "assets", "seed", "films",
@@ -34,6 +34,8 @@ class EvalConfig:
         results
     :param all_checkpoints: of a run: evaluate every checkpoint instead of one model
     :param max_parallel: number of checkpoints evaluated at once, each in a process with its own simulators
+    :param perturbations: of a run: strengths of what changes from episode to episode, ``{light: 1}``; kinds are light,
+        color, camera, friction and placement. The VLA plays beside the model in the same changed scenes
     :param shard: "k/n": evaluate on only the k-th of n parts of the states
     :param workers: play in this many parts, each a task on a Ray cluster with its own simulators, and join them
     :param ray: the cluster
@@ -66,6 +68,7 @@ class EvalConfig:
     beside_vla: bool = True
     all_checkpoints: bool = False
     max_parallel: int = 1
+    perturbations: dict[str, float] | None = None
     shard: str | None = None
     workers: int | None = None
     ray: RayConfig = field(default_factory=RayConfig)
@@ -122,6 +125,8 @@ class EvalConfig:
                 "max_parallel must be 1, or with all_checkpoints a larger number of processes, got "
                 f"{self.max_parallel}."
             )
+        if self.perturbations is not None and self.all_checkpoints:
+            raise ValueError("perturbations cannot be used with all_checkpoints: leave one of them out.")
         if self.all_checkpoints and self.shard is not None:
             raise ValueError(
                 "shard cannot be used with all_checkpoints, whose table has whole evaluations only: leave it out "

@@ -50,6 +50,8 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
         settings.env.num_envs = config.num_envs
     if config.tasks is not None:
         settings.env.task_ids = list(config.tasks)
+    if config.perturbations is not None:
+        settings.env.kwargs["perturbations"] = dict(config.perturbations)
     settings.env.render_mode = None
     n_states = config.n_states
     if n_states is None:
@@ -57,7 +59,8 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
     models = _models(config, run, settings)
     pairs = range(shard[0], n_states, shard[1])
     # with other tasks the same numbers are other states
-    vla = _known_vla(run, split, pairs) if config.beside_vla and config.tasks is None and "vla" not in models else None
+    same_states = config.tasks is None and config.perturbations is None
+    vla = _known_vla(run, split, pairs) if config.beside_vla and same_states and "vla" not in models else None
     wanted = dict(models)
     if config.beside_vla and vla is None:
         wanted = {"vla": FROZEN_VLA} | models
@@ -200,12 +203,13 @@ def output_path(config: EvalConfig) -> Path:
     assert config.run is not None
     label = config.model if config.model in (*MODELS, "vla") else Path(config.model).stem
     shard = "" if config.shard is None else "-" + config.shard.replace("/", "of")
-    return Path(config.run) / f"eval-{label}-{config.split or 'eval'}{_tasks_suffix(config)}{shard}.json"
+    return Path(config.run) / f"eval-{label}-{config.split or 'eval'}{_suffix(config)}{shard}.json"
 
 
-def _tasks_suffix(config: EvalConfig) -> str:
-    """Return the part of the file's name that keeps an evaluation of other tasks from replacing the run's."""
-    return "" if config.tasks is None else "-tasks-" + "-".join(map(str, config.tasks))
+def _suffix(config: EvalConfig) -> str:
+    """Return the part of the file's name that keeps an evaluation of other tasks or scenes from replacing the run's."""
+    tasks = "" if config.tasks is None else "-tasks-" + "-".join(map(str, config.tasks))
+    return tasks + "".join(f"-{kind}{strength:g}" for kind, strength in (config.perturbations or {}).items())
 
 
 def merge_run(config: EvalConfig) -> Evaluation:
@@ -262,7 +266,7 @@ def _write_table(
     }
     if vla is not None:
         data["vla"] = vla.to_dict()
-    path = Path(config.out) if config.out else run / f"eval-checkpoints-{split}{_tasks_suffix(config)}.json"
+    path = Path(config.out) if config.out else run / f"eval-checkpoints-{split}{_suffix(config)}.json"
     with replacing(path) as temporary:
         temporary.write_text(dumps(data))
     print("\n".join([*lines, f"written: {path}"]))

@@ -88,7 +88,19 @@ def make_model(name: str, venv: VecEnv, settings: dict[str, Any], seed: int) -> 
     assert venv.action_space.shape is not None
     length = venv.observation_space["vla_ref"].shape[0]  # type: ignore[index]
     kwargs = algorithm.defaults(venv.num_envs, length) | resolve_settings(name, settings)
-    return algorithm.load_class()("MultiInputPolicy", venv, seed=seed, **kwargs)
+    if algorithm.of_env is not None:
+        kwargs = _merged(algorithm.of_env(venv), kwargs)
+    return algorithm.load_class()(algorithm.load_policy(), venv, seed=seed, **kwargs)
+
+
+def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Merge two nested dicts; entries of ``over`` win."""
+    both = {
+        key: _merged(under[key], over[key])
+        for key in under.keys() & over.keys()
+        if isinstance(under[key], dict) and isinstance(over[key], dict)
+    }
+    return under | over | both
 
 
 def load_model(name: str, path: Path, **kwargs: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,9 +40,11 @@ class ServeConfig:
     :param host: address to listen at; with another one than a loopback address, clients need the key
     :param port: port to listen at; 0: any free one
     :param key: what clients must send; None: the environment variable RLT_SERVE_KEY, which other users cannot read
-    :param device: torch device of the policy
+    :param device: torch device of the policy; of a VLA also several, "cuda:0,cuda:1": a copy on each
     :param model: of a run: "best", "last", or the path of a saved model
-    :param max_batch: of a VLA: most observations of one request
+    :param max_batch: of a VLA: most observations of one request, and of requests that are joined
+    :param max_wait_ms: of a VLA: milliseconds that a request waits for others to join it; 0: only while it is busy;
+        None: requests are never joined
     :param tokens_dtype: of a VLA: type in which tokens travel, "float16" or "float32"
     :param max_mb: most megabytes (2**20 bytes) of one request
     """
@@ -54,6 +57,7 @@ class ServeConfig:
     device: str = "cpu"
     model: str = "best"
     max_batch: int = 64
+    max_wait_ms: float | None = 0.0
     tokens_dtype: str = "float16"
     max_mb: int = 64
 
@@ -100,8 +104,8 @@ def make_server(config: ServeConfig) -> PolicyServer:
     if Path(config.policy).is_dir():
         service = RunService(Path(config.policy), config.model, config.device)
     else:
-        vla = load_vla(config.policy, config.device, config.vla_kwargs)
-        service = VLAService(vla, config.max_batch, max_bytes, config.tokens_dtype)
+        vla, *copies = (load_vla(config.policy, device, config.vla_kwargs) for device in config.device.split(","))
+        service = VLAService(vla, config.max_batch, max_bytes, config.tokens_dtype, config.max_wait_ms, copies)
     key = os.environ.get(KEY_VARIABLE) if config.key is None else config.key
     return PolicyServer(service, config.host, config.port, key, max_bytes)
 
@@ -134,12 +138,13 @@ class RunService:
         self._model: Predictor = as_predictor(config.algorithm, loaded)
         shapes = {key: box.shape for key, box in loaded.observation_space.spaces.items()}
         self.chunk_length, action_dim = shapes["vla_ref"]
-        self._state_dim, self._shows_tokens = shapes["proprio"][0], "vla_tokens" in shapes
+        self._state_dim, self._shown = shapes["proprio"][0], {"vla_tokens", "pictures"} & set(shapes)
         spec = self.vla.spec
         if shapes["z_rl"] != (self.encoder.z_dim,) or action_dim != spec.action_dim or self.chunk_length > spec.horizon:
             raise ValueError(f"{path} was trained on observations of the shapes {shapes}, which {spec.name!r} lacks.")
         self._frame_size = spec.check_frame_size(config.env.image_size)
         self._asked = 0
+        self._one_at_a_time = threading.Lock()
         self.metadata = {
             "protocol": "openpi",
             "policy": f"{label} ({path.name}) of the run {run.name} on the VLA {spec.name}",
@@ -157,11 +162,17 @@ class RunService:
         :return: ``actions`` (C, d), ``state``, ``policy_timing``
         :raises ValueError: if the observation has another form
         """
-        from rlt_gym.rl_token.env import shown_tokens
-        from rlt_gym.vla.base import forward_seed
-
         began, spec = time.perf_counter(), self.vla.spec
         obs, task, seed = openpi.read_observation(request, spec.cameras, self._state_dim, self._frame_size)
+        with self._one_at_a_time:
+            return self._play(obs, task, seed, began)
+
+    def _play(self, obs: Mapping[str, np.ndarray], task: str, seed: int | None, began: float) -> dict[str, Any]:
+        from rlt_gym.rl_token.env import shown_tokens
+        from rlt_gym.rl_token.pictures import shown_pictures
+        from rlt_gym.vla.base import forward_seed
+
+        spec = self.vla.spec
         self._asked += 1
         seeds = [forward_seed(0, self._asked) if seed is None else seed]
         output = self.vla.forward(obs, [task], seed=seeds).check(spec, 1)
@@ -170,8 +181,10 @@ class RunService:
             "vla_ref": output.chunk[:, : self.chunk_length].cpu().numpy(),
             "proprio": obs["state"],
         }
-        if self._shows_tokens:
+        if "vla_tokens" in self._shown:
             features["vla_tokens"] = shown_tokens(output, self.encoder, self.vla)
+        if "pictures" in self._shown:
+            features |= shown_pictures(obs, spec.cameras, [task], seeds)
         actions, _ = self._model.predict(features, deterministic=True)
         return openpi.reply(np.clip(actions[0], -1.0, 1.0), obs, began)
 

@@ -53,7 +53,7 @@ class Training:
         self.run, self.baseline = run, baseline
         config = self.config = run.config
         self.algorithm = get_algorithm(config.algorithm)
-        self.venv = make_vec_env(config.algorithm, run.env)
+        self.venv = make_vec_env(config.algorithm, run.env) if run.collectors is None else run.collectors
         state = checkpoint.read_state() if checkpoint is not None else None
         self.model = self._model(checkpoint)
         self.budget = BudgetCallback(
@@ -72,7 +72,7 @@ class Training:
             run.files.path / "best_model.zip",
             self._on_point,
             config.guard,
-            separate_eval_envs=run.eval_env is not run.env,
+            separate_eval_envs=run.eval_env is not run.env or run.collectors is not None,
         )
         self.checkpoints = RunCheckpointCallback(
             self.selection, self._restart, self._save, config.save_every, run.interrupt.check
@@ -101,7 +101,7 @@ class Training:
         config = self.config
         if checkpoint is None:
             # Stable-Baselines3 seeds Python, NumPy and torch when the model is made
-            return make_model(config.algorithm, self.venv, config.settings, config.seed)
+            return make_model(config.algorithm, self.venv, config.model_settings, config.seed)
         device = self.algorithm.device(config.settings)
         model = load_model(config.algorithm, checkpoint.model, env=self.venv, device=device)
         if self.algorithm.on_resume is not None:

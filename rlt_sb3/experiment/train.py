@@ -19,6 +19,7 @@ from rlt_sb3.evaluation.compare import Comparison, compare
 from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
 from rlt_sb3.experiment.checkpoints import Checkpoint, find_checkpoint, later_checkpoints, resumable_checkpoints
+from rlt_sb3.experiment.collecting import make_collectors
 from rlt_sb3.experiment.config import TrainConfig, load_config, save_config
 from rlt_sb3.experiment.context import Run
 from rlt_sb3.experiment.environment import check_device, make_env, make_training_env, set_threads
@@ -80,11 +81,11 @@ def train(config: TrainConfig) -> TrainResult:
     from rlt_sb3.common.loggers import import_wandb
     from rlt_sb3.experiment.report import read_evaluations, write_report
 
-    if config.rollout.workers is None:  # else each worker checks it on its machine
+    if config.rollout.workers is None or config.rollout.mode == "async":  # else each worker checks it on its machine
         check_device(config.env.device or "cpu")
     device = get_algorithm(config.algorithm).device(config.settings)
     check_device(device)
-    resolve_settings(config.algorithm, config.settings)
+    resolve_settings(config.algorithm, config.model_settings)
     if config.wandb is not None:
         import_wandb()
     folder, checkpoint, data = _resumed(config)
@@ -104,16 +105,19 @@ def _train(
 ) -> TrainResult:
     """Make the environment, and carry out or resume the run in it."""
     env = eval_env = make_training_env(config, "eval")
+    collectors = None
     progress = Progress(enabled=config.progress)
     with Interrupt() as interrupt:
         try:
             if folder is not None and data is not None:
                 check_run(folder, data.get("fingerprint"), env.metadata.get("fingerprint"))
-            if config.evaluation.num_envs is not None:
+            if config.rollout.mode == "async":
+                collectors = make_collectors(config)
+            elif config.evaluation.num_envs is not None:
                 more = replace(config.env, num_envs=config.evaluation.num_envs)
                 eval_env = make_env(more, "eval", config.seed, like=env)
             files = RunDir.create(Path(config.out) / config.name) if folder is None else RunDir(folder)
-            run = Run(config, env, eval_env, files, progress, interrupt, data)
+            run = Run(config, env, eval_env, files, progress, interrupt, data, collectors)
             save_config(config, files.path / "config.yaml")
             _plan(progress, config, GUESSED_CHUNKS)
             where = "" if config.rollout.workers is None else f" of {config.rollout.workers} workers"
@@ -127,6 +131,8 @@ def _train(
                 raise RunError(f"{error} Then: {_how_to_go_on(files.path)}") from error
         finally:
             progress.close()
+            if collectors is not None:
+                collectors.close()
             env.close()
             if eval_env is not env:
                 eval_env.close()
@@ -181,7 +187,7 @@ def resume(path: str | Path, **changes: Any) -> TrainResult:
 
 #: What a resumed run may not change, besides ``env.device`` and settings of algorithms (see ``Algorithm.may_change``):
 #: it is in the checkpoint, or results could not be compared any more.
-FIXED = ("algorithm", "seed", "evaluation.n_states", "evaluation.selection_states")
+FIXED = ("algorithm", "rollout.mode", "seed", "evaluation.n_states", "evaluation.selection_states")
 
 
 def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[str, Any] | None]:

@@ -8,6 +8,8 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
+from rlt_sb3.common.gated_policy import TASK, n_tasks_of
+
 TensorDict = dict[str, th.Tensor]
 #: One entry per part of ``proprio``, plain data: ``kind`` ("linear" or "axis_angle"), ``size``, ``center``, ``scale``.
 ProprioLayout = Sequence[Mapping[str, Any]]
@@ -44,9 +46,9 @@ class RLTFeatures(BaseFeaturesExtractor):
     ``proprio`` is scaled by constants, so there are no running statistics to save. Linear parts become ``(p - center) /
     scale``. An axis-angle vector becomes the first two columns of its rotation matrix: a gripper that points down is
     turned by about pi, where axis-angle flips its sign from one step to the next and the matrix does not. The linear
-    parts come first.
+    parts come first. ``task``, where observations have it, stays as it is and comes last.
 
-    :param observation_space: Dict with ``z_rl`` (D,) and ``proprio`` (P,)
+    :param observation_space: Dict with ``z_rl`` (D,), ``proprio`` (P,) and, with several tasks, ``task`` (T,)
     :param token_input: False leaves ``z_rl`` out (ablation: proprio only)
     :param proprio_norm: "auto" (RLT inserts the layout that the environment's robot describes), "none", a layout (one
         dict with ``kind``, ``size``, ``center`` and ``scale`` per part, see :func:`proprio_layout`), or (center,
@@ -71,7 +73,9 @@ class RLTFeatures(BaseFeaturesExtractor):
         linear = [where for kind, where in slices if kind == "linear"]
         rotations = [where for kind, where in slices if kind == "axis_angle"]
         numbers = sum(where.stop - where.start for where in linear) + 6 * len(rotations)
-        super().__init__(observation_space, token_dim * token_input + numbers)
+        n_tasks = n_tasks_of(observation_space)
+        super().__init__(observation_space, token_dim * token_input + numbers + (n_tasks or 0))
+        self.task_input = n_tasks is not None
         self.linear, self.rotations, self.token_input = linear, rotations, token_input
         self.token_norm = nn.LayerNorm(token_dim, elementwise_affine=False)
         of_linear = [part for part in layout if part["kind"] == "linear"]
@@ -97,7 +101,10 @@ class RLTFeatures(BaseFeaturesExtractor):
         if self.linear:
             linear = th.cat([proprio[:, where] for where in self.linear], dim=1)
             parts.append((linear - self.center) * self.inverse_scale)
-        return th.cat([*parts, *(rotation_columns(proprio[:, where]) for where in self.rotations)], dim=1)
+        parts += [rotation_columns(proprio[:, where]) for where in self.rotations]
+        if self.task_input:
+            parts.append(observations[TASK].float())
+        return th.cat(parts, dim=1)
 
 
 def _layout(proprio_norm: Any, size: int) -> ProprioLayout:

@@ -1,4 +1,8 @@
-"""Networks of RLT: an actor that edits the VLA's action chunk and an ensemble of critics that never sees it."""
+"""
+Networks of RLT: an actor that edits the VLA's action chunk and an ensemble of critics that never sees it.
+
+Long because actor, critics and policy are one file as in Stable-Baselines3, and document 40 settings.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,10 +16,12 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.td3.policies import Actor, TD3Policy
 from torch import nn
 
+from rlt_sb3.common.gated_policy import TaskActors, n_tasks_of
 from rlt_sb3.common.hardware import has_bfloat16
 from rlt_sb3.common.torch_utils import AntiWindupClamp, EnsembleMLP
 from rlt_sb3.rlt.features import RLTFeatures, TensorDict
 from rlt_sb3.rlt.trained_token import TokenTraining, TrainedTokenFeatures
+from rlt_sb3.rlt.trained_vla import TrainedVLAFeatures, TrainVLA, VLATraining
 
 ACTOR_MODES = ("residual", "direct")
 ACTOR_Q = ("mean", "min", "first")
@@ -87,6 +93,8 @@ class RLTActor(Actor):
             "residual" adds to.
         :return: chunks, flat, (B, C*d) in [-1, 1]
         """
+        if isinstance(self.features_extractor, TrainedVLAFeatures):
+            obs = self.features_extractor.see(obs)
         reference = obs["vla_ref"].float().flatten(1)
         features = self.features_extractor(obs)
         if self.reference_input:
@@ -238,6 +246,9 @@ class RLTPolicy(TD3Policy):
     :param train_token: train the RL token's encoder with the critics: ``encoder_lr`` and ``recon_coef`` of
         :class:`~rlt_sb3.rlt.trained_token.TrainedTokenFeatures` (RLT adds its other arguments), ``{}`` for its
         defaults; None: it stays frozen
+    :param train_vla: train a copy of the VLA with critics and actor: ``part`` ("head", "lora" or "all"), ``rank``,
+        ``learning_rate`` and ``imitation_coef`` of :class:`~rlt_sb3.rlt.trained_vla.TrainVLA`, ``{}`` for its defaults;
+        None: the VLA stays frozen
     :param token_input: False: networks see ``proprio`` without ``z_rl`` (ablation)
     :param reference_input: False: the actor's network does not see ``vla_ref`` (ablation)
     :param act_with: actor that plays in rollouts and evaluation: "target", the slow copy of the actor, or "online"
@@ -249,8 +260,8 @@ class RLTPolicy(TD3Policy):
 
     actor: RLTActor
     actor_target: RLTActor
-    actor_on_trial: RLTActor
-    actor_deployed: RLTActor
+    actor_on_trial: RLTActor | TaskActors
+    actor_deployed: RLTActor | TaskActors
     critic: RLTCritic
     critic_target: RLTCritic
 
@@ -276,6 +287,7 @@ class RLTPolicy(TD3Policy):
         actor_std: float = 0.0,
         gripper_flip: float | str = 0.0,
         train_token: dict[str, Any] | None = None,
+        train_vla: dict[str, Any] | None = None,
         token_input: bool = True,
         reference_input: bool = True,
         act_with: str = "target",
@@ -296,13 +308,19 @@ class RLTPolicy(TD3Policy):
         known = gripper_flip == "auto" or (isinstance(gripper_flip, int | float) and 0.0 <= gripper_flip <= 1.0)
         require("gripper_flip", gripper_flip, known, "'auto' or in [0, 1] (a probability)")
         require("act_with", act_with, act_with in ("target", "online"), "'target' or 'online'")
-        if train_token is not None:
-            require("token_input", token_input, token_input, "True with train_token")
-            name, own = features_extractor_class.__name__, (RLTFeatures, TrainedTokenFeatures)
-            allowed = "left out with train_token, which has its own"
-            require("features_extractor_class", name, features_extractor_class in own, allowed)
-            features_extractor_class = TrainedTokenFeatures
-            features_extractor_kwargs = (features_extractor_kwargs or {}) | dict(train_token)
+        copy: Any = None
+        if train_token is not None or train_vla is not None:
+            trains, own = (
+                ("train_token", TrainedTokenFeatures) if train_vla is None else ("train_vla", TrainedVLAFeatures)
+            )
+            require("token_input", token_input, token_input, f"True with {trains}")
+            name, allowed = features_extractor_class.__name__, f"left out with {trains}, which has its own"
+            require("features_extractor_class", name, features_extractor_class in (RLTFeatures, own), allowed)
+            features_extractor_class, further = own, dict(train_token or {})
+            if train_vla is not None:
+                settings = TrainVLA(**train_vla)
+                copy = further["vla"] = settings.vla_class(settings.architecture)
+            features_extractor_kwargs = (features_extractor_kwargs or {}) | further
         optimizer_kwargs = dict(optimizer_kwargs or {})
         if optimizer_class is th.optim.Adam and not {"fused", "foreach"} & set(optimizer_kwargs):
             optimizer_kwargs["fused"] = True  # one pass over all parameters instead of one small loop each
@@ -322,7 +340,8 @@ class RLTPolicy(TD3Policy):
         self.net_arch = net_arch if net_arch is not None else [256, 256]
         self.activation_fn = activation_fn
         self.actor_mode, self.actor_q, self.actor_tau, self.actor_std = actor_mode, actor_q, actor_tau, actor_std
-        self.gripper_flip, self.train_token = gripper_flip, train_token
+        self.vla, self.train_token, self.train_vla = copy, train_token, train_vla  # one copy for all networks
+        self.gripper_flip = gripper_flip
         self.token_input, self.reference_input = token_input, reference_input
         self.critic_precision, self.layer_norm = critic_precision, layer_norm
         self.act_with, self.gated = act_with, gated
@@ -347,22 +366,20 @@ class RLTPolicy(TD3Policy):
         }
         self._build(lr_schedule)
         if gated:
-            self.actor_deployed, self.actor_on_trial = self.make_actor(), self.make_actor()
-            for copy in (self.actor_deployed, self.actor_on_trial):
-                copy.load_state_dict(self.actor.state_dict())
-                copy.set_training_mode(False)
-                copy.requires_grad_(False)
+            self.actor_deployed, self.actor_on_trial = self._make_copies(), self._make_copies()
         for target in (self.actor_target, self.critic_target):
             target.requires_grad_(False)
         self.token_training = None if train_token is None else TokenTraining(self, lr_schedule)
+        self.vla_training = None if train_vla is None else VLATraining(self, settings, lr_schedule)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
         del data["share_features_extractor"]
         names = (
             "critic_precision", "layer_norm", "actor_mode", "actor_q", "actor_tau", "actor_std", "gripper_flip",
-            "train_token", "token_input", "reference_input", "act_with", "gated",
+            "train_token", "train_vla", "token_input", "reference_input", "act_with", "gated",
         )  # fmt: skip
+        data["features_extractor_kwargs"] = {k: v for k, v in self.features_extractor_kwargs.items() if k != "vla"}
         data["n_target_critics"] = self.critic_kwargs["n_target_critics"]
         return data | {name: getattr(self, name) for name in names}
 
@@ -412,6 +429,16 @@ class RLTPolicy(TD3Policy):
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> RLTActor:
         """Return a new actor."""
         return RLTActor(**self._update_features_extractor(self.actor_kwargs, features_extractor)).to(self.device)
+
+    def _make_copies(self) -> RLTActor | TaskActors:
+        """Return a copy of the actor, or one for each task that observations tell apart."""
+        n_tasks = n_tasks_of(self.observation_space)
+        copies = [self.make_actor() for _ in range(n_tasks or 1)]
+        for copy in copies:
+            copy.load_state_dict(self.actor.state_dict())
+            copy.set_training_mode(False)
+            copy.requires_grad_(False)
+        return copies[0] if n_tasks is None else TaskActors(copies)
 
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> RLTCritic:
         """Return a new ensemble of critics."""

@@ -23,17 +23,19 @@ from stable_baselines3.td3.td3 import TD3
 
 from rlt_sb3.common.chunk_off_policy import ChunkOffPolicyAlgorithm
 from rlt_sb3.common.chunk_outcome import outcomes_of
+from rlt_sb3.common.gated_policy import TASK
 from rlt_sb3.common.noise import unit_from_spread
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.replay.storage import ChunkBatch
 from rlt_sb3.common.schedules import ChunkSchedule
 from rlt_sb3.common.torch_utils import AntiWindupClamp, polyak, times_per_dimension
 from rlt_sb3.common.vec_env import metadata_of
-from rlt_sb3.rlt.features import RLTFeatures, proprio_layout
+from rlt_sb3.rlt.features import RLTFeatures, TensorDict, proprio_layout
 from rlt_sb3.rlt.gripper import GripperTrial, pull_gripper
 from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy
 from rlt_sb3.rlt.settings import check_spaces, check_values
 from rlt_sb3.rlt.trained_token import check_memory, check_tokens
+from rlt_sb3.rlt.trained_vla import TrainVLA, check_pictures, memory_of
 
 #: Size up to which the observations of several batches are read together; larger arrays cost page faults each time
 NUMBERS_AT_ONCE = 2**19
@@ -90,8 +92,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         can free a policy that stands still, and the critics would not notice
     :param target_noise_clip: limit of the noise on target actions
     :param bc_coef: weight of the *mean* squared distance, over the C*d numbers, to the VLA's chunk (in units of
-        ``action_scale``): a number, a :class:`~rlt_sb3.common.schedules.ChunkSchedule` (of the chunks collected), or
-        one of SB3's schedules (of the progress remaining, which falls from 1 to 0)
+        ``action_scale``): a number, a :class:`~rlt_sb3.common.schedules.ChunkSchedule` of the chunks collected (of
+        each task, where observations have ``task``), or one of SB3's schedules (of the progress remaining, which falls
+        from 1 to 0)
     :param bc_failure_weight: factor of the pull in rows whose episode has not ended in success: 1 pulls all rows alike,
         0 only those of successful episodes. Episodes that still run or were cut off are not successes
     :param reference_dropout: probability, per sample of an actor update, that the actor sees zeros for the whole
@@ -207,6 +210,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self.gripper_trial: GripperTrial | None = None
         self.action_scale = action_scale
         self._measured_unit: list[float] | None = None  # with action_scale="auto"
+        self._vla_bytes = 0  # of a copy of the VLA that learns
         self.critic_warmup_updates = critic_warmup_updates
         self.q_bounds = q_bounds
         self._begin_counting(gate)
@@ -227,8 +231,10 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         if self.q_bounds is not None:
             self.q_bounds = (float(self.q_bounds[0]), float(self.q_bounds[1]))  # load() and YAML give lists
         self._describe_robot()
-        if self.policy_kwargs.get("train_token") is not None:
-            check_memory(self.observation_space, self.action_space, self.buffer_size)
+        if any(self.policy_kwargs.get(name) is not None for name in ("train_token", "train_vla")):
+            report = check_memory(self.observation_space, self.action_space, self.buffer_size, self._vla_bytes)
+            if self.verbose >= 1:
+                print(report)
         if self.replay_buffer_class is None:
             self.replay_buffer_class = ChunkReplayBuffer
         if self.replay_buffer is None:
@@ -246,6 +252,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self.n_steps = n_steps
         if self.policy.token_training is not None and self.env is not None:  # load() replaces the weights
             self.policy.token_training.start(self.env.get_attr("trainable_token")[0])
+        if self.policy.vla_training is not None and self.env is not None:
+            of_vla = self.policy.vla_training.settings
+            self.policy.vla_training.start(self.env.get_attr("trainable_vla")[0](of_vla.part, of_vla.rank))
         if self.gripper_trial is None:  # load() brings its own
             self.gripper_trial = GripperTrial(self.policy.gripper_flip)
             self.gripper_trial.restart(self.n_envs)
@@ -263,6 +272,14 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             self.policy_kwargs["train_token"] = {
                 **token, "token_class": type(found), "architecture": found.architecture
             }  # fmt: skip
+        learns = self.policy_kwargs.get("train_vla")
+        if learns is not None and "architecture" not in learns:
+            assert isinstance(self.observation_space, spaces.Dict) and self.env is not None
+            check_pictures(self.observation_space)
+            settings = TrainVLA(**learns)
+            copy = self.env.get_attr("trainable_vla")[0](settings.part, settings.rank)
+            self._vla_bytes = memory_of(copy)
+            self.policy_kwargs["train_vla"] = {**learns, "vla_class": type(copy), "architecture": copy.architecture}
         given = self.policy_kwargs.get("features_extractor_kwargs") or {}
         takes = issubclass(self.policy_kwargs.get("features_extractor_class", RLTFeatures), RLTFeatures)
         if robot is not None and takes and given.get("proprio_norm", "auto") == "auto":
@@ -306,7 +323,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         # the warm-up of a later learn() also plays the VLA's chunks, whatever the actor has learned before
         if self.num_timesteps < learning_starts:
             if self.gate is not None:
-                self.gate.play_vla()
+                self.gate.play_vla(self._last_obs)
             return reference, reference.copy()
         self._measure_unit()
         chunk = reference
@@ -326,6 +343,12 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             assert self.gripper_trial is not None
             self.gripper_trial.reverse(chunk, self.gripper, noisy)
         return chunk, chunk.copy()
+
+    def collecting_state(self) -> dict[str, Any]:
+        """Return what a copy of this model needs to choose chunks, see the base class."""
+        if self.num_timesteps >= self.learning_starts:
+            self._measure_unit()
+        return {**super().collecting_state(), "_measured_unit": self._measured_unit}
 
     @property
     def corrects_gripper(self) -> bool:
@@ -347,13 +370,14 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         dones: np.ndarray,
         infos: list[dict[str, Any]],
     ) -> None:
-        if self.gripper_trial is not None:
+        if self.gripper_trial is not None and self.gripper_trial.trying:
             outcomes = outcomes_of(infos, buffer_action, reward)
             stored = self.gripper_trial.step(outcomes, dones)
             infos = [
                 {**info, "outcome": replace(outcome, stored=bool(keep))}
                 for info, outcome, keep in zip(infos, outcomes, stored, strict=True)
             ]
+        if self.gripper_trial is not None:
             self.logger.record("rollout/gripper_flip", self.gripper_trial.flip)
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
 
@@ -374,9 +398,10 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
         critic_stats: list[th.Tensor] = []
         actor_stats: list[th.Tensor] = []
+        vla_stats: list[th.Tensor] = []
         actor_tau = self.tau if self.policy.actor_tau is None else self.policy.actor_tau
         width = int(getattr(self.critic.features_extractor, "features_dim", 1))
-        if self.policy.token_training is not None:
+        if self.policy.token_training is not None or self.policy.vla_training is not None:
             width += spaces.flatdim(self.observation_space)
         at_once = max(1, NUMBERS_AT_ONCE // (batch_size * width))
         for done in range(0, gradient_steps, at_once):
@@ -391,6 +416,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
                         actor_stats.append(self._update_actor(batch, follow_q=not warming_up))
                         if self.policy.token_training is not None:
                             self.policy.token_training.copy_to_actor()
+                        if self.policy.vla_training is not None and not warming_up:
+                            vla_stats.append(self.policy.vla_training.step(batch.bc_target, self.action_unit))
                         polyak(self.actor, self.actor_target, actor_tau)
                     polyak(self.critic, self.critic_target, self.tau)
 
@@ -402,6 +429,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
                 self.logger.record_mean(f"train/{name}", value)
             loss = th.stack(critic_stats)[:, 0].mean().item()
             self.logger.record_mean("train/td_error", (loss / self.critic.n_critics) ** 0.5)
+        if vla_stats:
+            self.logger.record_mean("train/imitation_loss", th.stack(vla_stats).mean().item())
         if actor_stats:
             actor_names = (
                 "actor_loss", "actor_q", "bc_loss", "bc_distance", "bc_coef", "successful_rows", "gripper_reversed"
@@ -448,6 +477,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             batch.observations["features"] = features
             with th.no_grad():
                 batch.next_observations["features"] = training.features(batch.next_observations)
+        of_vla = self.policy.vla_training
+        if of_vla is not None:
+            of_vla.look(batch, learn=not self._warming_up and self._n_updates % self.policy_delay == 0)
         targets = self._targets(batch)
         q_values = self.critic.q_values(batch.observations, batch.actions)
         loss = (q_values - targets).pow(2).mean(1).sum()
@@ -459,6 +491,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             (loss + training.features.recon_coef * recon_loss).backward()
             training.optimizer.step()
             batch.observations["features"] = features.detach()  # the actor's loss does not reach the encoder
+        if of_vla is not None:
+            batch.observations["features"] = batch.observations["features"].detach()  # nor the tokens of the VLA
         self.critic.optimizer.step()
         with th.no_grad():
             spread = q_values.std(0, unbiased=False).mean()
@@ -487,15 +521,12 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         difference = actions - bc_target
         squared = times_per_dimension(difference, 1.0 / self.action_unit).pow(2)
         # reference dropout does not change the target of the pull
-        bc_loss = pull = squared.mean()
+        bc_loss = squared.mean()
         if follow_q and self.bc_failure_weight < 1.0:
             # not divided by the sum of the weights: in each row the pull must keep its size relative to Q
-            pull = (squared * (batch.successful + self.bc_failure_weight * (1.0 - batch.successful))).mean()
-        if isinstance(self.bc_coef, ChunkSchedule):
-            bc_coef = self.bc_coef(self.num_timesteps)
-        else:
-            bc_coef = FloatSchedule(self.bc_coef)(self._current_progress_remaining)
-        loss = bc_coef * pull
+            squared = squared * (batch.successful + self.bc_failure_weight * (1.0 - batch.successful))
+        bc_coef = self._pull(observations)
+        loss = bc_coef * squared.mean() if isinstance(bc_coef, float) else (bc_coef * squared).mean()
         actor_q = th.zeros((), device=self.device)
         if follow_q:
             # only the gradient with respect to the action is needed, which saves a third of the work
@@ -511,13 +542,24 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         loss.backward()
         self.actor.optimizer.step()
         with th.no_grad():
-            distance, weight = difference.norm(dim=1).mean(), th.tensor(bc_coef, device=self.device)
+            distance, weight = difference.norm(dim=1).mean(), th.as_tensor(bc_coef, device=self.device).mean()
             moved = (bc_target != batch.bc_target).any(1).float().mean()
             return th.stack([loss, actor_q, bc_loss, distance, weight, batch.successful.mean(), moved])
 
+    def _pull(self, observations: TensorDict) -> float | th.Tensor:
+        """Return the pull's weight now: a number, or one per row (B, 1) where each task counts its own chunks."""
+        if not isinstance(self.bc_coef, ChunkSchedule):
+            return FloatSchedule(self.bc_coef)(self._current_progress_remaining)
+        if self.task_chunks is None:
+            return self.bc_coef(self.num_timesteps)
+        of_tasks = th.tensor([self.bc_coef(int(count)) for count in self.task_chunks], device=self.device)
+        return observations[TASK].float() @ of_tasks[:, None]
+
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         networks, variables = super()._get_torch_save_params()
-        return networks + (["policy.token_training.optimizer"] if self.policy.token_training else []), variables
+        for name in ("token_training", "vla_training"):
+            networks += [f"policy.{name}.optimizer"] if getattr(self.policy, name) else []
+        return networks, variables
 
     # ---------------------------------------------------------------- entry points
 

@@ -11,9 +11,11 @@ from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 from stable_baselines3.common.utils import FloatSchedule
 
 from rlt_sb3.common.chunk_off_policy import OVERLAP, check_names
+from rlt_sb3.common.gated_policy import n_tasks_of
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.schedules import ChunkSchedule
 from rlt_sb3.rlt.trained_token import TOKENS
+from rlt_sb3.rlt.trained_vla import TrainVLA
 
 OBSERVATION_KEYS = ("z_rl", "proprio", "vla_ref")
 
@@ -73,13 +75,7 @@ def check_values(model: Any) -> None:
         )
     check_names(model.policy_kwargs, model.policy_class, "RLT", "policy_kwargs")
     check_names(model.replay_buffer_kwargs, buffer_class, "RLT", "replay_buffer_kwargs")
-    if (
-        model.policy_kwargs.get("train_token") is not None
-        and model.replay_buffer_kwargs.get("offline_data") is not None
-    ):
-        raise ValueError(
-            "train_token needs the VLA's tokens in every row: leave out offline_data, whose rows have none."
-        )
+    _check_training(model)
     between_0_and_1("gamma", " (discount per control step)")
     number("tau", "in (0, 1]", lambda value: 0.0 < value <= 1.0)
     number("utd", "> 0 (critic updates per row)", lambda value: value > 0)
@@ -131,6 +127,29 @@ def check_values(model: Any) -> None:
         require(name, fits or (auto and given == "auto"), f"{allowed}, or 'auto'" if auto else allowed)
 
 
+def _check_training(model: Any) -> None:
+    """Refuse a token or a VLA that is to learn from rows that lack what it reads."""
+    token, vla = (model.policy_kwargs.get(name) for name in ("train_token", "train_vla"))
+    offline = model.replay_buffer_kwargs.get("offline_data") is not None
+    if n_tasks_of(model.observation_space) is not None:
+        if token is not None or vla is not None:
+            raise ValueError("train_token and train_vla have one copy for all tasks: leave out show_task.")
+        if offline:
+            raise ValueError("The rows of offline_data do not say which task they are of: leave out show_task.")
+    if token is not None and offline:
+        raise ValueError(
+            "train_token needs the VLA's tokens in every row: leave out offline_data, whose rows have none."
+        )
+    if vla is None:
+        return
+    check_names(vla, TrainVLA, "RLT", "policy_kwargs.train_vla")
+    TrainVLA(**vla)
+    if token is not None:
+        raise ValueError("train_vla keeps the RL token's encoder frozen: leave out train_token.")
+    if offline:
+        raise ValueError("train_vla needs pictures in every row: leave out offline_data, whose rows have none.")
+
+
 def check_before_env(algorithm: type, settings: Mapping[str, Any]) -> None:
     """
     Check settings before there is an environment, on stand-in spaces.
@@ -156,7 +175,8 @@ def check_before_env(algorithm: type, settings: Mapping[str, Any]) -> None:
         )
         check_values(model)
         of_buffer = {key: value for key, value in model.replay_buffer_kwargs.items() if key != "stride"}
-        of_policy = {key: value for key, value in model.policy_kwargs.items() if not key.startswith("features_")}
+        skipped = ("features_extractor_class", "features_extractor_kwargs", "train_vla")  # need the environment
+        of_policy = {key: value for key, value in model.policy_kwargs.items() if key not in skipped}
         if isinstance(of_policy.get("train_token"), Mapping):
             stand_in = {"token_class": lambda _: th.nn.Linear(1, 1), "architecture": {}}
             of_policy["train_token"] = {**of_policy["train_token"], **stand_in}

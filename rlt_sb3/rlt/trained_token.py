@@ -132,20 +132,24 @@ def check_tokens(observation_space: spaces.Dict) -> None:
         )
 
 
-def check_memory(observation_space: spaces.Dict, action_space: spaces.Box, rows: int) -> None:
+def check_memory(observation_space: spaces.Dict, action_space: spaces.Box, rows: int, vla: int = 0) -> str:
     """
-    Refuse a replay buffer that cannot fit into memory, before it is made.
+    Say what rows and a second VLA take, and refuse a replay buffer that cannot fit into memory, before it is made.
 
     :param observation_space: of the rows
     :param action_space: likewise
     :param rows: rows of the buffer
+    :param vla: bytes of a copy of the VLA that learns
+    :return: one line
     :raises ValueError: if they need more than the machine's memory
     """
     boxes = [box for box in (*observation_space.values(), action_space) if isinstance(box, spaces.Box)]
     row = sum(int(np.prod(box.shape)) * box.dtype.itemsize for box in boxes)
-    needed, memory = row * rows, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed, memory = row * rows + vla, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    copy = f" and {vla / 2**20:.1f} MiB of a second VLA" if vla else ""
     if needed > memory:
         raise ValueError(
-            f"The replay buffer needs {needed / 2**30:.1f} GiB ({rows} rows of {row} bytes, with the VLA's tokens), "
-            f"the machine has {memory / 2**30:.1f} GiB: lower buffer_size below {memory // row}."
+            f"The replay buffer needs {needed / 2**30:.1f} GiB ({rows} rows of {row} bytes{copy}), the machine has "
+            f"{memory / 2**30:.1f} GiB: lower buffer_size below {max(memory - vla, 0) // row}."
         )
+    return f"Memory: {rows} rows of {row} bytes ({row * rows / 2**30:.2f} GiB when full){copy}."

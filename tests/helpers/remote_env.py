@@ -16,14 +16,22 @@ from rlt_gym.vla.remote.client import RemoteVLA
 
 
 def make(
-    num_envs=1, vla="mini", rl_token="mean", device="cpu", chunk_length=4, patience=60.0, show_tokens=False, **kwargs
+    num_envs=1,
+    vla="mini",
+    rl_token="mean",
+    device="cpu",
+    chunk_length=4,
+    patience=60.0,
+    show_tokens=False,
+    show_pictures=False,
+    **kwargs,
 ):
     """What ``RLToken-LIBERO-v0`` is, without simulators."""
     if isinstance(vla, str) and vla.startswith("rlt:"):
         vla = RemoteVLA.at(vla.removeprefix("rlt:"), device, patience=patience)
     vla = load_vla(vla, device)
     raw = FakeLiberoVectorEnv(num_envs, chunk_length=chunk_length, **kwargs)
-    return RLTokenVectorEnv(raw, vla, rl_token, device, show_tokens)
+    return RLTokenVectorEnv(raw, vla, rl_token, device, show_tokens, show_pictures)
 
 
 gym.register("RemoteLibero-v0", vector_entry_point=make)

@@ -9,6 +9,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from rlt_gym.libero.rendering.culling import Culling, GeomCulling
+    from rlt_gym.libero.rendering.look import Look
 
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 
@@ -45,6 +46,7 @@ class Renderer:
         self._option = mujoco.MjvOption()
         self._option.geomgroup[0] = 0
         self._source = self._viz = model
+        self._colors: dict[str, np.ndarray] = {}  # before the first change of the look
         if quality != "stock":
             from rlt_gym.libero.rendering import shortcuts
 
@@ -68,6 +70,17 @@ class Renderer:
             mujoco.mj_camlight(self._viz, self._data)
             self._update_scene()
             self._context, self._culling = shortcuts.culled_context(self._viz, self._scene, self._plain_context)
+
+    def show(self, look: Look) -> None:
+        """
+        Change brightness and colors of all pictures from now on.
+
+        :param look: Factors of those of the model that the renderer was made of.
+        """
+        for name, factors in (("light_diffuse", look.lights[:, None]), ("light_specular", look.lights[:, None]),
+                              ("mat_rgba", look.materials), ("geom_rgba", look.geoms)):  # fmt: skip
+            colors = self._colors.setdefault(name, getattr(self._viz, name).copy())
+            getattr(self._viz, name)[:, :3] = np.clip(colors[:, :3] * factors, 0.0, 1.0)
 
     def _plain_context(self) -> mujoco.MjrContext:
         context = mujoco.MjrContext(self._viz, mujoco.mjtFontScale.mjFONTSCALE_150)

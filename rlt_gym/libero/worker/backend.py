@@ -25,13 +25,20 @@ class LiberoBackend:
     :param image_size: Side of the pictures in pixels.
     :param render: ``"exact"``, ``"fast"`` or ``"stock"``.
     :param compiled: Whether control steps run through the compiled loop.
+    :param perturbations: Strengths by kind, see :mod:`rlt_gym.libero.worker.perturbations`.
     """
 
     def __init__(
-        self, suite: str, assets_path: str, image_size: int = 128, render: str = "exact", compiled: bool = True
+        self,
+        suite: str,
+        assets_path: str,
+        image_size: int = 128,
+        render: str = "exact",
+        compiled: bool = True,
+        perturbations: dict[str, float] | None = None,
     ):
         prepare_libero(assets_path)
-        self._arguments = (image_size, render, compiled)
+        self._arguments = (image_size, render, compiled, perturbations)
         self._suite = suite
 
     def make(self, task_id: int) -> LiberoSimulator:

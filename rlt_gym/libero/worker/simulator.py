@@ -7,7 +7,7 @@ two of three forward passes a substep, Python controller code, observables and p
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import mujoco
@@ -17,9 +17,11 @@ from libero.libero.envs.env_wrapper import ControlEnv
 
 from rlt_gym.libero.rendering.renderer import CAMERAS, KINEMATICS, Renderer
 from rlt_gym.libero.suites.tasks import episode_seed, get_task, load_init_states
+from rlt_gym.libero.worker.perturbations import Perturbations
 from rlt_gym.workers.backend import Choose, ChunkResult
 
 if TYPE_CHECKING:
+    from rlt_gym.libero.rendering.look import Look
     from rlt_gym.libero.worker.controller import CompiledLoop
 
 #: No motion, gripper open: LIBERO's evaluation protocol plays it until the objects have come to rest.
@@ -45,9 +47,19 @@ class LiberoSimulator:
     :param render: Quality of the pictures, see :class:`~rlt_gym.libero.rendering.renderer.Renderer`.
     :param compiled: Whether control steps run through the compiled loop
         (:class:`~rlt_gym.libero.worker.controller.CompiledLoop`) or through robosuite's own, with the same states.
+    :param perturbations: Strengths of what changes from episode to episode, see
+        :mod:`rlt_gym.libero.worker.perturbations`; ``None``: nothing does.
     """
 
-    def __init__(self, suite: str, task_id: int, image_size: int = 128, render: str = "exact", compiled: bool = True):
+    def __init__(
+        self,
+        suite: str,
+        task_id: int,
+        image_size: int = 128,
+        render: str = "exact",
+        compiled: bool = True,
+        perturbations: Mapping[str, float] | None = None,
+    ):
         self.task = get_task(suite, task_id)
         # Cameras and observables are ours, so robosuite itself needs no GL context; hard resets would rebuild the
         # model only to overwrite its state. The horizon is the vector environment's.
@@ -82,6 +94,9 @@ class LiberoSimulator:
                     stacklevel=2,
                 )
         self._bind()
+        self._perturbations = Perturbations(self.model, perturbations) if perturbations else None
+        self._look: Look | None = None  # of this episode
+        self._shown: Look | None = None  # by the renderer
         self._renderer: Renderer | None = None
         self._image_size, self.render_quality = image_size, render
         self._fresh = False
@@ -150,7 +165,18 @@ class LiberoSimulator:
             self.data.qpos[self._joint_qpos] += rng.normal(0.0, START_NOISE, self._joint_qpos.size)
             state = self.env.get_sim_state()
         self.env.set_init_state(state)
+        if self._perturbations is not None:
+            self._perturb(self._perturbations, seed)
         self._fresh = True
+
+    def _perturb(self, perturbations: Perturbations, seed: int) -> None:
+        """Change the scene for an episode; the objects settle after it."""
+        self._look = perturbations.apply(seed)
+        objects = [model.joints[-1] for model in self.problem.objects_dict.values()]
+        for joint, moved in zip(objects, perturbations.displacement(seed, len(objects))):
+            first = self.model.joint(joint).qposadr[0]
+            self.data.qpos[first : first + 2] += moved
+        self.problem.sim.forward()
 
     def step_chunk(
         self,
@@ -259,6 +285,10 @@ class LiberoSimulator:
         """
         if self._renderer is None:  # the GL context is made in the process and thread that draw
             self._renderer = Renderer(self.model, self._image_size, self.render_quality)
+            self._shown = None
+        if self._look is not None and self._look is not self._shown:
+            self._renderer.show(self._look)
+            self._shown = self._look
         return {key: self._renderer.render(self._sample, name, size) for key, name in cameras.items()}
 
     def frame(self, size: int) -> np.ndarray:

@@ -16,12 +16,13 @@ from rlt_gym.data.demo_set import DemoRows
 from rlt_gym.rl_token.probe.attention import Looks
 from rlt_gym.rl_token.probe.gates import GATES
 
-#: Most points of a map, and pictures in a row of the sheet of pictures.
-POINTS, SHEET = 1200, 40
+#: Most points of a map, pictures in a row of the sheet of pictures, and their largest edge in pixels: the sheet is most
+#: of the page's size, which stays below 300 kB.
+POINTS, SHEET, SMALL = 360, 40, 40
 #: Principal components of the spectrum's picture.
 COMPONENTS = 40
 #: Edge in pixels of the pictures with attention, and the colors of much and of little.
-EDGE, RED, BLUE = 96, (255, 40, 20), (30, 80, 255)
+EDGE, RED, BLUE = 64, (255, 40, 20), (30, 80, 255)
 
 
 def write_page(
@@ -46,7 +47,7 @@ def write_page(
     length = {demo: max(1, rows.step[rows.demo == demo].max()) for demo in np.unique(rows.demo)}
     points = [
         {
-            "maps": {name: [round(float(value), 4) for value in xy[row]] for name, xy in maps.items()},
+            "maps": {name: [round(float(value), 3) for value in xy[row]] for name, xy in maps.items()},
             "time": round(float(rows.step[row] / length[rows.demo[row]]), 3),
             "task": int(rows.task[row]),
             "outcome": int(rows.success[row]),
@@ -64,7 +65,7 @@ def write_page(
         gates=[(gate, result["numbers"].get(gate.number)) for gate in GATES],
         shares=[{"at": index, "share": share} for index, share in enumerate(shares.tolist())],
         largest=float(shares.max()),
-        data=json.dumps(data).replace("<", "\\u003c"),
+        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
         names=list(maps),
         sheet=sheet,
         looks=looks,
@@ -78,7 +79,7 @@ def _overlays(looks: Looks, rows: DemoRows, pictures: np.ndarray) -> list[dict[s
     """Lay the attention over the shown frames; return for each task its frames with their pictures as base64."""
     tasks: dict[int, dict[str, Any]] = {}
     for row, weights, picture in zip(looks.frames, looks.weights, pictures, strict=True):
-        images = [_enlarged(picture).astype(np.uint8), *(overlay(picture, part, looks.contrast) for part in weights)]
+        images = [_at_edge(picture).astype(np.uint8), *(overlay(picture, part, looks.contrast) for part in weights)]
         task = tasks.setdefault(int(rows.task[row]), {"name": rows.instructions[rows.task[row]], "frames": []})
         ranges = ["", *(f"{part.min() / part.mean():.2f} to {part.max() / part.mean():.2f}" for part in weights)]
         cells = [{"jpeg": _jpeg(image), "range": text} for image, text in zip(images, ranges, strict=True)]
@@ -98,25 +99,29 @@ def overlay(picture: np.ndarray, weights: np.ndarray, contrast: float) -> np.nda
     places = [np.arange(EDGE) * count // EDGE for count in weights.shape]
     over = np.log(np.maximum(weights / weights.mean(), 1e-9)) / np.log(contrast)
     over = over.clip(-1, 1)[places[0]][:, places[1], None]
-    gray, strength = _enlarged(picture).mean(axis=2, keepdims=True), 0.7 * np.abs(over)
+    gray, strength = _at_edge(picture).mean(axis=2, keepdims=True), 0.7 * np.abs(over)
     return (gray * (1 - strength) + np.where(over > 0, RED, BLUE) * strength).astype(np.uint8)
 
 
-def _enlarged(picture: np.ndarray) -> np.ndarray:
-    return np.asarray(Image.fromarray(picture).resize((EDGE, EDGE), Image.Resampling.BICUBIC), dtype=float)
+def _at_edge(picture: np.ndarray) -> np.ndarray:
+    return _resized(picture, EDGE).astype(float)
+
+
+def _resized(picture: np.ndarray, edge: int) -> np.ndarray:
+    return np.asarray(Image.fromarray(picture).resize((edge, edge), Image.Resampling.BICUBIC))
 
 
 def _jpeg(picture: np.ndarray) -> str:
     stream = io.BytesIO()
-    Image.fromarray(picture).save(stream, "JPEG", quality=80)
+    Image.fromarray(picture).save(stream, "JPEG", quality=60, optimize=True)
     return base64.b64encode(stream.getvalue()).decode()
 
 
 def _sheet(pictures: np.ndarray) -> tuple[str, int]:
     """Put pictures beside one another; return a JPEG as base64, and the edge of one of them in pixels."""
-    count, size = pictures.shape[:2]
+    count, size = len(pictures), min(SMALL, pictures.shape[1])
     lines = -(-count // SHEET)
     sheet = np.zeros((lines * SHEET, size, size, 3), np.uint8)
-    sheet[:count] = pictures
+    sheet[:count] = [_resized(picture, size) for picture in pictures]
     joined = sheet.reshape(lines, SHEET, size, size, 3).transpose(0, 2, 1, 3, 4).reshape(lines * size, SHEET * size, 3)
     return _jpeg(joined), size

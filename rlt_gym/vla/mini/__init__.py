@@ -31,6 +31,7 @@ def _register(name: str, weights: str) -> None:
 register_vla_format(FORMAT, "rlt_gym.vla.mini.model:MiniVLA.load")
 _register("mini", "mini_vla.safetensors")
 _register("mini-10", "mini_vla_10.safetensors")
+_register("mini-goal", "mini_vla_goal.safetensors")
 _register("mini-object", "mini_vla_object.safetensors")
 _register("mini-slow", "mini_vla_slow.safetensors")
 _register("mini-spatial", "mini_vla_spatial.safetensors")

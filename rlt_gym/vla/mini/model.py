@@ -265,6 +265,8 @@ class MiniVLA:
 
     #: Class of a copy that learns, for ``rlt pretrain-token --alpha``.
     learner = "rlt_gym.vla.mini.learner:MiniLearner"
+    #: Class of a copy with gradients, for ``train_vla`` of RLT.
+    gradients = "rlt_gym.vla.mini.gradients:MiniGradients"
 
     def __init__(self, net: MiniVLANet, provenance: dict[str, Any] | None = None, max_batch: int | None = None) -> None:
         self.net = net.eval().requires_grad_(False)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import itertools
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from rlt_gym.vla.base import FrozenVLA, forward_seed
 from rlt_gym.vla.remote import openpi
+from rlt_gym.vla.remote.batching import Batcher
 from rlt_gym.vla.remote.codec import CodecError, need, pack, unpack
 from rlt_gym.vla.remote.protocol import KEY_VARIABLE, PORT, TOKENS_DTYPES, describe
 
@@ -34,7 +36,7 @@ class Service(Protocol):
 
     def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """
-        Answer a request; never called twice at the same time.
+        Answer a request; called by the threads of all clients at the same time.
 
         :param request: What the client sent.
         :return: The reply.
@@ -48,26 +50,41 @@ class VLAService:
     Any frozen VLA.
 
     :class:`~rlt_gym.vla.remote.client.RemoteVLA` gets tokens and chunks of many rows, openpi's clients one chunk.
+    Requests that wait at the same time are joined into one forward pass.
 
     :param vla: The VLA.
-    :param max_batch: Most rows of a request.
+    :param max_batch: Most rows of a request, and of requests that are joined.
     :param max_bytes: Most bytes of a request.
     :param tokens_dtype: Type in which tokens travel, one of
         :data:`~rlt_gym.vla.remote.protocol.TOKENS_DTYPES`.
-    :raises ValueError: If one of them cannot be.
+    :param max_wait_ms: Milliseconds for which a request waits for others to be joined with it; 0: those that came while
+        the VLA was busy are joined; ``None``: every request is a forward pass of its own.
+    :param copies: Further copies of the VLA, on other devices for example; each runs a batch of its own.
+    :raises ValueError: If one of them cannot be, or a copy is another VLA.
     """
 
     def __init__(
-        self, vla: FrozenVLA, max_batch: int = 64, max_bytes: int = 64 << 20, tokens_dtype: str = "float16"
+        self,
+        vla: FrozenVLA,
+        max_batch: int = 64,
+        max_bytes: int = 64 << 20,
+        tokens_dtype: str = "float16",
+        max_wait_ms: float | None = 0.0,
+        copies: Sequence[FrozenVLA] = (),
     ) -> None:
         if tokens_dtype not in TOKENS_DTYPES:
             raise ValueError(f"tokens_dtype must be one of {', '.join(TOKENS_DTYPES)}, got {tokens_dtype!r}.")
         if not 1 <= max_batch <= 1024:
             raise ValueError(f"max_batch must be from 1 to 1024, got {max_batch!r}.")
+        if max_wait_ms is not None and not 0 <= max_wait_ms <= 1000:
+            raise ValueError(f"max_wait_ms must be from 0 to 1000, or None, got {max_wait_ms!r}.")
+        if any(copy.fingerprint() != vla.fingerprint() for copy in copies):
+            raise ValueError("The copies of a VLA must have its fingerprint, and one has another one.")
         # no larger than the VLA itself allows, where its specification says it
         self.max_batch = min(max_batch, getattr(vla.spec, "max_batch", None) or max_batch)
         self.vla, self.tokens_dtype = vla, tokens_dtype
-        self._asked = 0
+        self._batcher = Batcher([vla, *copies], self.max_batch, max_wait_ms)
+        self._asked = itertools.count(1)
         self.metadata = describe(vla, self.max_batch, max_bytes, tokens_dtype)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,12 +99,10 @@ class VLAService:
         if "tasks" not in request:
             spec, began = self.vla.spec, time.perf_counter()
             obs, task, seed = openpi.read_observation(request, spec.cameras, spec.state_dim, spec.frame_size)
-            self._asked += 1
-            seeds = [forward_seed(0, self._asked) if seed is None else seed]
-            output = self.vla.forward(obs, [task], seed=seeds).check(spec, 1)
+            output = self._batcher.forward(obs, [task], [forward_seed(0, next(self._asked)) if seed is None else seed])
             return openpi.reply(output.chunk[0].cpu().numpy(), obs, began)
         rows, tasks, given = self._read(request)
-        output = self.vla.forward(rows, tasks, seed=given).check(self.vla.spec, len(tasks))
+        output = self._batcher.forward(rows, tasks, given)
         return {
             "tokens": self._tokens(output),
             "mask": output.mask.cpu().numpy(),
@@ -134,7 +149,7 @@ class PolicyServer:
     """
     Serves a policy until it is closed; a context manager.
 
-    The port is open as soon as this object is made. Requests of all clients are answered one after the other.
+    The port is open as soon as this object is made. Each client has a thread.
 
     :param service: What is served.
     :param host: Address to listen at; names this machine alone by default.
@@ -154,7 +169,7 @@ class PolicyServer:
         port: int = PORT,
         key: str | None = None,
         max_bytes: int = 64 << 20,
-        max_clients: int = 32,
+        max_clients: int = 128,
         timeout: float = 20.0,
     ) -> None:
         if not key and not is_loopback(host):
@@ -165,7 +180,8 @@ class PolicyServer:
         sync = need("websockets.sync.server")
         self._service, self._key, self._max_bytes, self._max_clients = service, key, max_bytes, max_clients
         self._greeting = pack(dict(service.metadata))
-        self._one_at_a_time = threading.Lock()
+        self._idle = threading.Condition()
+        self._pending, self._closing = 0, False
         self._clients = threading.Semaphore(max_clients)
         try:
             self._server = sync.serve(
@@ -197,8 +213,15 @@ class PolicyServer:
         self._thread.start()
         return self
 
-    def close(self) -> None:
-        """Close all connections and the port."""
+    def close(self, patience: float = 5.0) -> None:
+        """
+        Answer what was asked so far, then close all connections and the port.
+
+        :param patience: Seconds for which those answers are waited for; whoever has none by then is disconnected.
+        """
+        with self._idle:
+            self._closing = True
+            self._idle.wait_for(lambda: not self._pending, timeout=patience)
         if self._serving:
             self._server.shutdown()
         else:  # shutdown() would wait for the loop to end
@@ -234,7 +257,16 @@ class PolicyServer:
         try:
             connection.send(self._greeting)
             for message in connection:
-                connection.send(self._answer(message))
+                with self._idle:
+                    if self._closing:
+                        break
+                    self._pending += 1
+                try:
+                    connection.send(self._answer(message))
+                finally:
+                    with self._idle:
+                        self._pending -= 1
+                        self._idle.notify_all()
         except ConnectionClosed:
             pass
         finally:
@@ -250,8 +282,7 @@ class PolicyServer:
             request = unpack(message, self._max_bytes)
             if not isinstance(request, dict):
                 raise CodecError(f"A request must be a map, got {type(request).__name__}.")
-            with self._one_at_a_time:
-                reply = dict(self._service.answer(request))
+            reply = dict(self._service.answer(request))
             timing = {"infer_ms": 1000.0 * (time.perf_counter() - began)}
             return pack(reply | {"server_timing": timing})
         except Exception as error:  # of a VLA of any kind; the next request may be good

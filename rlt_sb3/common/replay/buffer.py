@@ -11,7 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer, DictReplayBuffer
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from rlt_sb3.common.chunk_outcome import ChunkOutcome, outcomes_of
+from rlt_sb3.common.chunk_outcome import ChunkOutcome, envs_of, outcomes_of
 from rlt_sb3.common.replay.intervention_copies import copy_row
 from rlt_sb3.common.replay.offline import load_transitions
 from rlt_sb3.common.replay.open_episode import Chunk, OpenEpisode, join_chunks
@@ -76,7 +76,8 @@ class ChunkReplayBuffer(DictReplayBuffer):
     :param gamma: discount per control step
     :param stride: control steps between two rows that begin inside a chunk, 1..C-1; None: one row per chunk
     :param z_rl_dtype: "float32", or "float16" to keep ``z_rl`` in half the memory
-    :param stratified: draw the same number of rows from every task
+    :param stratified: draw the same number of rows from every task, so that those with long episodes do not fill the
+        batches; False: uniformly
     :param offline_data: file of transitions (``rlt encode-demos``), which :meth:`read_offline` reads; None: none
     :param offline_ratio: share of each batch that comes from the offline rows, rounded to whole rows; 0 as long as
         there are none
@@ -100,7 +101,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
         gamma: float = 0.99,
         stride: int | None = None,
         z_rl_dtype: str = "float32",
-        stratified: bool = False,
+        stratified: bool = True,
         offline_data: str | os.PathLike[str] | None = None,
         offline_ratio: float = 0.0,
         intervention_rows: int = 0,
@@ -230,27 +231,27 @@ class ChunkReplayBuffer(DictReplayBuffer):
         infos: list[dict[str, Any]],
     ) -> None:
         """
-        Store what happened in one chunk of every sub-environment.
+        Store what happened in one chunk of every sub-environment, or of n of them, which their outcomes name.
 
         :param obs: observations before the chunk
         :param next_obs: observations after it (the final ones where the episode ended)
-        :param action: chunks, (n_envs, C, d)
-        :param reward: sums over the chunks, (n_envs,)
-        :param done: terminated or truncated, (n_envs,)
+        :param action: chunks, (n, C, d)
+        :param reward: sums over the chunks, (n,)
+        :param done: terminated or truncated, (n,)
         :param infos: ``outcome``, see the class; also ``TimeLimit.truncated``
         :raises ValueError: if an outcome does not fit the chunk length or the stride; nothing is stored then
         """
-        shape = (self.n_envs, self.chunk_length, self.action_dim // self.chunk_length)
+        shape = (len(infos), self.chunk_length, self.action_dim // self.chunk_length)
         actions = np.asarray(action, dtype=np.float32).reshape(shape)
         outcomes = outcomes_of(infos, actions, reward)
         chunks = [self._read(index, outcome) for index, outcome in enumerate(outcomes)]
         with self._lock:
-            for index, (chunk, outcome) in enumerate(zip(chunks, outcomes, strict=True)):
+            for row, (env, chunk, outcome) in enumerate(zip(envs_of(outcomes), chunks, outcomes, strict=True)):
                 if chunk is None:
-                    self.open_episodes[index] = None
+                    self.open_episodes[env] = None
                     continue
-                limit = bool(infos[index].get("TimeLimit.truncated", False)) and self.handle_timeout_termination
-                self._add_chunk(index, obs, next_obs, chunk, bool(done[index]), limit, outcome)
+                limit = bool(infos[row].get("TimeLimit.truncated", False)) and self.handle_timeout_termination
+                self._add_chunk(env, row, obs, next_obs, chunk, bool(done[row]), limit, outcome)
             self.pos = self.storage.written % self.storage.size
             self.full = self.storage.written >= self.storage.size
 
@@ -292,7 +293,8 @@ class ChunkReplayBuffer(DictReplayBuffer):
 
     def _add_chunk(
         self,
-        index: int,
+        env: int,
+        row: int,
         obs: Mapping[str, np.ndarray],
         next_obs: Mapping[str, np.ndarray],
         chunk: Chunk,
@@ -300,17 +302,17 @@ class ChunkReplayBuffer(DictReplayBuffer):
         truncated: bool,
         outcome: ChunkOutcome,
     ) -> None:
-        storage, episode, first = self.storage, self.open_episodes[index], self.storage.written
-        if episode is not None and not storage.holds(episode.slot, obs, index):
+        storage, episode, first = self.storage, self.open_episodes[env], self.storage.written
+        if episode is not None and not storage.holds(episode.slot, obs, row):
             episode = None
         numbers, copies = (episode.numbers, episode.copies) if episode is not None else ([], {})
-        slot = episode.slot if episode is not None else storage.put_observation(obs, index)
+        slot = episode.slot if episode is not None else storage.put_observation(obs, row)
         starts: dict[int, int] = {}  # control step in this chunk -> slot of its observation
         if self.stride is not None:
             assert outcome.inner_obs is not None
             inner = range(self.stride, chunk.steps, self.stride)
             starts = {step: storage.put_observation(outcome.inner_obs, n) for n, step in enumerate(inner)}
-        next_slot = storage.put_observation(next_obs, index)
+        next_slot = storage.put_observation(next_obs, row)
         ends = (next_slot, done and not truncated, done and truncated)
         numbers.extend(range(first, storage.written))
         task = outcome.task_id
@@ -329,7 +331,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
             if copies and self.offline is not None:
                 self.offline.mark_success(list(copies.values()))
         inner_rows = [(s, step) for step, s in starts.items()]
-        self.open_episodes[index] = None if done else OpenEpisode(next_slot, chunk, inner_rows, numbers, copies)
+        self.open_episodes[env] = None if done else OpenEpisode(next_slot, chunk, inner_rows, numbers, copies)
 
     def _complete(
         self,

@@ -156,7 +156,7 @@ def test_a_lost_machine_costs_its_episodes_only(cluster):
             env.reset(seed=3)
         actions = np.zeros((6, 4, 7), dtype=np.float32)
         check_equal(ours.step(actions), theirs.step(actions))
-        lost = [w for w, actor in enumerate(ours._actors) if place_of(actor)[0] == machine.node_id]
+        lost = [w for w, actor in enumerate(ours._workers._actors) if place_of(actor)[0] == machine.node_id]
         assert lost and len(lost) < 3  # SPREAD
         before = ours.step(actions)
         check_equal(before, theirs.step(actions))
@@ -184,8 +184,8 @@ def test_a_lost_machine_costs_its_episodes_only(cluster):
             for key in obs:
                 np.testing.assert_array_equal(obs[key][rest], expected[0][key][rest])
             assert not infos["worker_restarted"].any()
-        ours._needs["num_cpus"] = 2.0  # as if the machine that is left were smaller
-        os.kill(place_of(ours._actors[0])[1], signal.SIGKILL)
+        ours._workers._needs["num_cpus"] = 2.0  # as if the machine that is left were smaller
+        os.kill(place_of(ours._workers._actors[0])[1], signal.SIGKILL)
         with pytest.raises(ClusterError, match=r"3 workers with 2 CPUs and 0 GPUs each do not fit: .* 1 machines"):
             ours.step(actions)
     finally:
@@ -196,7 +196,7 @@ def test_a_worker_that_hangs_is_made_again(cluster):
     env = fake(1, 2, timeout=30.0)
     try:
         first, _ = env.reset(seed=1)
-        os.kill(place_of(env._actors[0])[1], signal.SIGSTOP)
+        os.kill(place_of(env._workers._actors[0])[1], signal.SIGSTOP)
         env._answer = lambda worker, reference: env._get(reference, 1.0)
         obs, _, _, truncations, infos = env.step(np.zeros(env.action_space.shape, dtype=np.float32))
         assert truncations.all() and infos["worker_restarted"].all() and infos["init_index"].tolist() == [1, 0]

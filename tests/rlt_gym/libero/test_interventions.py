@@ -8,7 +8,7 @@ import pytest
 
 from rlt_gym.core.chunk_info import hook_info
 from rlt_gym.core.hooks import check_hook
-from rlt_gym.libero.devices import KeyboardTakeover, SpaceMouseTakeover
+from rlt_gym.libero.devices import GamepadTakeover, KeyboardTakeover, SpaceMouseTakeover
 from rlt_gym.libero.interventions import ScriptedTakeover
 from rlt_gym.libero.vector_env import LiberoVectorEnv
 from rlt_gym.testing import FakeLiberoVectorEnv, check_vector_env
@@ -293,16 +293,63 @@ def test_a_person_has_the_arm_while_the_device_is_used(kind, scale, monkeypatch)
     assert person.act(None, closed, 7) is None
 
 
+@pytest.fixture
+def pad(monkeypatch):
+    """pygame with a gamepad of which only the events exist; gives a function that posts them."""
+    pygame = pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.setattr(pygame.joystick, "get_count", lambda: 1)
+    monkeypatch.setattr(pygame.joystick, "Joystick", lambda number: number)
+    yield lambda kind, **values: pygame.event.post(pygame.event.Event(getattr(pygame, f"JOY{kind}"), **values))
+    pygame.quit()
+
+
+def test_a_gamepads_events_move_the_arm(pad):
+    """A recorded session, replayed: what each stick, trigger and button does."""
+    person = GamepadTakeover(hold=2, window=False, realtime=False, sensitivity=0.5)
+    person.reset(None, np.random.default_rng(0))
+    closed = np.array([0, 0, 0, 0, 0, 0, 1.0])
+    assert person.act(None, closed, 0) is None
+    pad("AXISMOTION", axis=0, value=0.1)  # a worn stick
+    assert person.act(None, closed, 1) is None
+    pad("AXISMOTION", axis=1, value=-1.0)  # left stick up: towards the robot's base, where the picture has its far end
+    pad("AXISMOTION", axis=5, value=1.0)  # right trigger: up
+    pad("AXISMOTION", axis=3, value=0.4)
+    np.testing.assert_allclose(person.act(None, -closed, 2), [-0.5, 0, 0.5, 0, 0, -0.2, 1])
+    for axis, value in ((1, 0.0), (5, -1.0), (3, 0.0), (2, 0.0)):  # all released, the left trigger half pressed
+        pad("AXISMOTION", axis=axis, value=value)
+    pad("BUTTONDOWN", button=4)
+    np.testing.assert_allclose(person.act(None, -closed, 3), [0, 0, -0.25, -0.5, 0, 0, 1])
+    pad("AXISMOTION", axis=2, value=-1.0)
+    pad("BUTTONUP", button=4)
+    np.testing.assert_array_equal(person.act(None, -closed, 4), closed)  # at rest, still the person's
+    assert person.act(None, -closed, 5) is None
+    pad("BUTTONDOWN", button=0)  # the gripper was told to open: pressed, it closes
+    pad("BUTTONUP", button=0)
+    np.testing.assert_array_equal(person.act(None, -closed, 6), closed)
+    pad("BUTTONDOWN", button=1)
+    assert person.act(None, closed, 7) is None and person.act(None, closed, 8) is None
+
+
+def test_without_a_gamepad_the_error_says_so(pad, monkeypatch):
+    import pygame
+
+    monkeypatch.setattr(pygame.joystick, "get_count", lambda: 0)
+    with pytest.raises(RuntimeError, match="No gamepad can be found"):
+        GamepadTakeover(window=False).reset(None, np.random.default_rng(0))
+
+
 def test_devices_say_what_is_missing(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for library, kind in (("pynput", KeyboardTakeover), ("hid", SpaceMouseTakeover)):
+    devices = (("pynput", KeyboardTakeover), ("hid", SpaceMouseTakeover), ("pygame", GamepadTakeover))
+    for library, kind in devices:
         monkeypatch.delitem(sys.modules, library, raising=False)
         with pytest.raises(ImportError, match=r"pip install rlt\[teleop\]"):
             kind()
         monkeypatch.setitem(sys.modules, library, SimpleNamespace())
     monkeypatch.delenv("DISPLAY", raising=False)
     if sys.platform != "darwin":
-        for kind in (KeyboardTakeover, SpaceMouseTakeover):
+        for kind in (KeyboardTakeover, SpaceMouseTakeover, GamepadTakeover):
             with pytest.raises(RuntimeError, match="DISPLAY is not set"):
                 kind()
     with pytest.raises(ValueError, match="hold must be an integer"):

@@ -193,6 +193,33 @@ def test_bad_actions_are_not_sent(actions, match):
     assert env.step(zeros())[0]["z_rl"][:, 0].tolist() == [4] * N
 
 
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_the_task_is_shown(mode):
+    """``task`` says the same as ``task_id``: at the start, in the midst, at the end and inside the chunks."""
+    settings = {"max_episode_steps": 10, "success_step": 7, "obs_stride": 2, "task_ids": (3, 0, 2, 5)}
+    raw = FakeLiberoVectorEnv(N, chunk_length=C, autoreset_mode=mode, **settings)
+    env = RLTokenVectorEnv(raw, CountingVLA(), ReadingEncoder(), show_task=True)
+    assert env.single_observation_space["task"].shape == (6,)
+    obs, infos = env.reset(seed=0)
+    ended = 0
+    for _ in range(12):
+        assert obs in env.observation_space and obs["task"].dtype == np.float32
+        assert obs["task"].sum(1).tolist() == [1.0] * N and obs["task"].argmax(1).tolist() == infos["task_id"].tolist()
+        played = infos["task_id"].copy()
+        obs, _, terminated, truncated, infos = env.step(zeros())
+        for i in np.flatnonzero(infos.get("_final_obs", np.zeros(N, bool))):
+            ended += 1
+            assert infos["final_obs"][i]["task"].argmax() == infos["final_info"]["task_id"][i] == played[i]
+        for i in range(N):
+            inside = infos["inner_obs"]["task"][i, : infos["inner_count"][i]]
+            assert inside.argmax(1).tolist() == [played[i]] * len(inside)
+        done = terminated | truncated
+        if mode is AutoresetMode.DISABLED and done.any():
+            obs, began = env.reset(options={"reset_mask": done})
+            infos["task_id"] = np.where(done, began["task_id"], infos["task_id"])
+    assert ended or mode is not AutoresetMode.SAME_STEP
+
+
 def test_constructor_refuses_what_does_not_fit():
     raw = FakeLiberoVectorEnv(num_envs=1, chunk_length=7)
     with pytest.raises(ValueError, match=r"chunk_length is 7.*horizon 6"):

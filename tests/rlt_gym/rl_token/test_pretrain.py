@@ -169,6 +169,7 @@ def test_the_default_width_lets_the_token_use_all_its_numbers(config):
     [
         ("mini", "cb711ee3ce565b64"),
         ("mini-10", "27fb751de085e34b"),
+        ("mini-goal", "1932a35dd3dceb95"),
         ("mini-object", "0f2df43b0dad5231"),
         ("mini-slow", "ad03b08288ea5970"),
         ("mini-spatial", "02cc5fa6063ce827"),

@@ -1,5 +1,7 @@
 """``rlt probe``: what linear models read, against constructed answers; limits; the page."""
 
+import base64
+import io
 import json
 import re
 import shutil
@@ -10,6 +12,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
 from vla_helpers import SHIPPED_VLAS, tiny_vla, write_demos
 
 from rlt_gym.data.demo_set import DemoRows
@@ -18,6 +21,7 @@ from rlt_gym.rl_token.io import read_rl_token, shipped_path
 from rlt_gym.rl_token.pretrain import PretrainTokenConfig, pretrain_token
 from rlt_gym.rl_token.probe.command import ProbeConfig, choose_rows, probe
 from rlt_gym.rl_token.probe.gates import GATES, failures
+from rlt_gym.rl_token.probe.page import _sheet
 from rlt_gym.rl_token.probe.reports import Verdict, judge
 from rlt_gym.testing import FakeVLA
 from rlt_gym.vla.registry import load_vla
@@ -249,6 +253,18 @@ def test_a_good_token_keeps_all_limits_and_has_a_page(trained, tmp_path, capsys)
         set(result["attention"]["shares"]) > {"agentview", "wrist", "state"} and len(result["attention"]["peaks"]) == 3
     )
     assert data["tasks"] == ["go", "stop"] and data["points"][25]["episode"] == 1 and data["points"][25]["step"] == 5
+
+
+def test_the_sheet_of_pictures_is_small():
+    """Picture 41 is the second one of the second line; larger pictures than 40 pixels are reduced, smaller ones not."""
+    pictures = np.zeros((42, 64, 64, 3), np.uint8)
+    pictures[41] = [250, 20, 20]
+    for given, edge in ((pictures, 40), (pictures[:, :24, :24], 24)):
+        jpeg, size = _sheet(given)
+        sheet = np.asarray(Image.open(io.BytesIO(base64.b64decode(jpeg)))).astype(int)
+        assert size == edge and sheet.shape == (2 * edge, 40 * edge, 3)
+        assert np.abs(sheet[edge + edge // 2, edge + edge // 2] - [250, 20, 20]).max() < 10
+        assert sheet[edge // 2, edge // 2].max() < 10
 
 
 def test_a_token_of_shuffled_pictures_fails(trained, tmp_path, capsys):

@@ -49,7 +49,7 @@ def test_this_machine_has_some():
     assert 0 < available_memory() < 1 << 50
 
 
-@pytest.mark.parametrize("free, resident", [(64 * GB, 4), (4 * GB, 2), (GB // 2, 1)])
+@pytest.mark.parametrize("free, resident", [(64 * GB, 10), (4 * GB, 2), (GB // 2, 1)])
 def test_as_many_tasks_stay_as_fit_into_half_of_it(monkeypatch, free, resident):
     monkeypatch.setattr(worker_vector_env, "available_memory", lambda: free)
     assert worker_vector_env._resident_tasks(10, num_envs=2, task_bytes=400 << 20) == resident

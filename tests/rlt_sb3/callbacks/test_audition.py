@@ -174,9 +174,9 @@ def test_an_actor_that_passed_without_being_deployed_is_known_when_its_turn_come
     results[:] = [outcome(18)]
     second = chunks(model.policy.training_actor, model, obs)
     callback.run()  # passes, and is not the best
-    assert [one.number for one in gate.contenders] == [1, 2] and callback.played[2] == outcome(18)
+    assert [one.number for one in gate.contenders] == [1, 2] and callback.played["2"] == outcome(18)
     gate.contenders[0].states = Sample()  # if nothing were known of the best, it would have to play
-    callback.played.pop(1)
+    callback.played.pop("1")
     moved(model)
     results[:] = [outcome(3), outcome(2)]
     gate.contenders[0].trials = of(100, 100)

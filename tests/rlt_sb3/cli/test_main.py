@@ -120,7 +120,7 @@ def test_unknown_names_tell_the_choices(tmp_path, capsys):
         (["list", "--suite", "libero_gaol"], "libero_spatial, libero_object, libero_goal, libero_10, libero_90"),
         (["train", "--env.suite", "libero_gaol"], "libero_spatial, libero_object, libero_goal, libero_10, libero_90"),
         (["train", "--env.vla", "maxi"], ", ".join(map(repr, SHIPPED_VLAS))),
-        (["train", "--algorithm", "ppo"], ", ".join(algorithm_names())),
+        (["train", "--algorithm", "pppo"], ", ".join(algorithm_names())),
     ):
         assert main([*args, *(["--out", str(tmp_path)] if args[0] == "train" else [])]) == 2
         assert choices in capsys.readouterr().err, args

@@ -92,7 +92,7 @@ def test_a_killed_worker_costs_its_chunks_only(tmp_path, monkeypatch):
         original(self, actions)
         steps.append(self.sequence.split)
         if steps.count("train") == 15 and steps[-1] == "train":
-            os.kill(ray.get(self._actors[1].__ray_call__.remote(lambda remote: os.getpid())), signal.SIGKILL)
+            os.kill(ray.get(self._workers._actors[1].__ray_call__.remote(lambda remote: os.getpid())), signal.SIGKILL)
 
     monkeypatch.setattr(RayVectorEnv, "step_async", step_async)
     run = train(config(tmp_path, rollout=RolloutConfig(workers=2, envs_per_worker=2), ray=RAY)).run

@@ -40,7 +40,7 @@ def test_saved_config_meets_it(tmp_path):
         ({"total_chunk": 3}, "'total_chunk' was unexpected"),
         ({"env": {"task_ids": ["a"]}}, "'a' is not of type 'integer'"),
         ({"env": {"num_envs": 1.5}}, "is not of type 'integer'"),
-        ({"algorithm": "ppo"}, "is not one of"),
+        ({"algorithm": "sac"}, "is not one of"),
         ({"rlt": {"learning_strats": 3}}, "'learning_strats' was unexpected"),
         ({"rlt": {"seed": 3}}, "'seed' was unexpected"),
         ({"rlt": {"gamma": "x"}}, "'x' is not of type 'number'"),

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from run_helpers import SMALL_RLT, SMALL_TQC, environment, quick
-from vla_helpers import write_fake_token
+from vla_helpers import TINY, write_fake_token
 
 pytest.importorskip("websockets")
 pytest.importorskip("msgpack")
@@ -21,10 +22,14 @@ import msgpack
 import remote_env  # (registers RemoteLibero-v0)
 from websockets.sync.client import connect
 
+from rlt_gym.rl_token.decoder import RLTokenDecoder
+from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
 from rlt_gym.rl_token.env import RLTokenVectorEnv
+from rlt_gym.rl_token.io import save_rl_token
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_gym.vla import load_vla, register_vla
 from rlt_gym.vla.base import forward_seed
+from rlt_gym.vla.mini.model import MiniVLA, MiniVLANet
 from rlt_gym.vla.registry import VLAS
 from rlt_gym.vla.remote.openpi import write_observation
 from rlt_gym.vla.remote.server import PolicyServer
@@ -45,9 +50,11 @@ def fake_vla():
     VLAS.remove("fake-vla")
 
 
-def trained(out, algorithm="rlt", token=None):
-    """A run whose actor plays something else than the VLA; with a token, one that has trained its encoder."""
+def trained(out, algorithm="rlt", token=None, vla=None):
+    """A run whose actor plays something else than the VLA; with a token or a VLA, one that has trained it."""
     policy_kwargs = {"net_arch": [16], "n_critics": 2} | ({} if token is None else {"train_token": {}})
+    if vla is not None:
+        policy_kwargs["train_vla"] = {"part": "all"}
     settings = {"rlt": SMALL_RLT | {"policy_kwargs": policy_kwargs}, "tqc": SMALL_TQC}
     config = quick(
         out, "RemoteLibero-v0", total_chunks=60, evaluation=EvalSettings(2, 2, 60, videos=False),
@@ -58,6 +65,12 @@ def trained(out, algorithm="rlt", token=None):
     if token is not None:
         config.env.rl_token = str(token)
         config.env.show_tokens = True
+    if vla is not None:
+        config.env.vla, config.env.rl_token, config.env.show_pictures = (
+            str(vla),
+            str(vla.with_name("token.safetensors")),
+            True,
+        )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
         folder = train(config).run
@@ -87,6 +100,17 @@ def token_run(tmp_path_factory):
     return trained(folder, token=write_fake_token(folder / "token.safetensors"))
 
 
+@pytest.fixture(scope="module")
+def vla_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    vla = MiniVLA(MiniVLANet(replace(TINY, image_size=16)), {"frame_size": 24, "render": None})
+    vla.save(folder / "vla.safetensors")
+    config = RLTokenConfig(vla.spec.token_dim, vla.spec.max_tokens, width=12, layers=1, heads=2)
+    encoder = RLTokenEncoder(config, vla.fingerprint(), "mini")
+    save_rl_token(folder / "token.safetensors", encoder, RLTokenDecoder(config))
+    return trained(folder, vla=folder / "vla.safetensors")
+
+
 @pytest.fixture
 def world():
     """Raw environment whose pictures are of the run's size, and no two of their pixels alike."""
@@ -102,7 +126,7 @@ def detailed(obs, seed):
     return {**obs, **pictures}
 
 
-@pytest.mark.parametrize("which", ["run", "tqc_run", "token_run"])
+@pytest.mark.parametrize("which", ["run", "tqc_run", "token_run", "vla_run"])
 @pytest.mark.parametrize("model", ["best", "last"])
 def test_it_plays_what_the_run_s_model_plays(which, model, world, request):
     """The same observation through the run's environment, and the same seed of the noise."""
@@ -112,7 +136,8 @@ def test_it_plays_what_the_run_s_model_plays(which, model, world, request):
     file = folder / {"best": "best_model.zip", "last": "model.zip"}[model]
     predictor = as_predictor(algorithm, load_model(algorithm, file, device="cpu"))
     made = load_config(folder / "config.yaml").env
-    env = RLTokenVectorEnv(world, "fake-vla", made.rl_token or "mean", show_tokens=bool(made.show_tokens))
+    shown = {"show_tokens": bool(made.show_tokens), "show_pictures": bool(made.show_pictures)}
+    env = RLTokenVectorEnv(world, made.vla, made.rl_token or "mean", **shown)
     raw, infos = world.reset()
     for step in range(3):
         raw = detailed(raw, step)

@@ -181,4 +181,6 @@ def test_shipped_configurations_leave_the_algorithm_alone_but_the_papers_has_it_
     assert paper | {"correction_range": tuple(paper["correction_range"])} == PAPER  # YAML has lists
     assert load_config(Path(config_file("paper"))).env.kwargs == {"obs_stride": 2}
     assert settings.pop("demo_quick").keys() <= {"learning_starts", "critic_warmup_updates"}  # it is 300 chunks long
+    sizes = {"learning_starts", "critic_warmup_updates", "buffer_size"}  # it has as many rows of ten tasks
+    assert settings.pop("libero_goal_ten").keys() == sizes
     assert len(settings) >= 7 and not any(settings.values())

@@ -1,5 +1,6 @@
 """Policy servers: what they say first, whom they let in, and what they answer to good and to bad requests."""
 
+import pickle
 import socket
 import sys
 import threading
@@ -151,6 +152,22 @@ def test_errors_of_the_vla_leave_the_connection():
         assert "chunk" in ask(client, request(1))
 
 
+def test_a_pickle_is_refused_and_runs_nothing(client, tmp_path):
+    class Runs:
+        def __reduce__(self):
+            return open, (str(tmp_path / "ran"), "w")
+
+    reply = ask(client, pickle.dumps(Runs()))
+    assert isinstance(reply, str) and not (tmp_path / "ran").exists()
+    pickle.loads(pickle.dumps(Runs())).close()  # it does where it is read
+    assert (tmp_path / "ran").exists()
+
+
+def test_the_default_address_is_this_machine_alone():
+    with PolicyServer(VLAService(FakeVLA()), port=0) as server:
+        assert server._server.socket.getsockname()[0] == "127.0.0.1"
+
+
 def test_masked_tokens_do_not_count():
     """They may be anything, infinite for example."""
 
@@ -268,7 +285,7 @@ def test_one_request_at_a_time():
             thread.start()
         for thread in threads:
             thread.join()
-    assert most == [1, 1, 1, 1]
+    assert set(most) == {1}  # requests that wait together are one forward pass
 
 
 def test_who_does_not_greet_is_dropped():

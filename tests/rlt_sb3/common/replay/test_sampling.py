@@ -35,7 +35,7 @@ def test_tasks_in_a_batch(stratified):
 
 
 def test_rows_are_drawn_evenly_also_after_the_ring_has_wrapped():
-    buffer = make(50, 2, stride=2)
+    buffer = make(50, 2, stride=2, stratified=False)
     World(2, stride=2, longest=9).feed(buffer, 200)
     rows = np.flatnonzero(buffer.storage.is_row(np.arange(buffer.storage.size)))
     drawn = np.bincount(buffer._draw(buffer.storage, 200_000), minlength=buffer.storage.size)

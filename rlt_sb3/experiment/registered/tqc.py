@@ -1,10 +1,12 @@
-"""The baseline: sb3-contrib's TQC in runs, with checks of its settings that Stable-Baselines3 lacks."""
+"""The registration of the baseline, sb3-contrib's TQC, with checks of its settings that Stable-Baselines3 lacks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
+
+from rlt_sb3.experiment.algorithms import Algorithm, register_algorithm
 
 #: setting -> (range, for the message; whether a value is in it)
 RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -86,3 +88,20 @@ def check(settings: Mapping[str, Any]) -> None:
                 raise ValueError(f"top_quantiles_to_drop_per_net={drop} leaves none of {n_quantiles} quantiles")
         except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"tqc cannot be used ({' '.join(str(error).split())}): {dict(settings)!r}.") from error
+
+
+# what the method is not, plain continuous control
+register_algorithm(
+    "tqc",
+    Algorithm(
+        "TQC",
+        "sb3_contrib:TQC",
+        defaults,
+        check=check,
+        color="tab:red",
+        parts={
+            "policy_kwargs": "sb3_contrib.tqc.policies:MultiInputPolicy",
+            "replay_buffer_kwargs": "rlt_sb3.common.flat_actions:WholeChunkReplayBuffer",
+        },
+    ),
+)

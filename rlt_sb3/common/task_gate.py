@@ -1,0 +1,254 @@
+"""A deployment gate for each of several tasks: each deploys the actor that is best on its own task."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rlt_sb3.common.chunk_outcome import ChunkOutcome, envs_of
+from rlt_sb3.common.gated_policy import ActorOfTask, GatedPolicy, play_practicing, play_seats, same_actors, tasks_of
+from rlt_sb3.common.policy_gate import AnyEvaluation, PolicyGate
+from rlt_sb3.common.trials import Sample
+
+
+class TaskGate:
+    """
+    One :class:`~rlt_sb3.common.policy_gate.PolicyGate` per task, for observations that say which task is played.
+
+    The practicing actor is one network for all tasks, but it does not get better on all of them at the same time. So
+    each task has a baseline, an actor on trial and a deployed actor of its own; until one has passed, the VLA's chunks
+    play. Each gate tests as if there were no other task.
+
+    The policy's ``actor_on_trial`` and ``actor_deployed`` are :class:`~rlt_sb3.common.gated_policy.TaskActors`.
+
+    :param n_tasks: number of tasks
+    :param settings: arguments of each gate
+    :raises ValueError: as of :class:`~rlt_sb3.common.policy_gate.PolicyGate`
+    """
+
+    def __init__(self, n_tasks: int, **settings: Any):
+        self.gates = [PolicyGate(**settings) for _ in range(n_tasks)]
+        self._warned = False
+        self.restart(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain data (for JSON), see :meth:`PolicyGate.state_dict`."""
+        return {"tasks": [gate.state_dict() for gate in self.gates]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """
+        Continue where another gate stopped; new episodes begin.
+
+        :param state: of :meth:`state_dict`
+        """
+        for gate, its in zip(self.gates, state["tasks"], strict=True):
+            gate.load_state_dict(its)
+        self._share_seats()
+
+    # ---------------------------------------------------------------- which actor plays
+
+    def begin(self) -> None:
+        """Begin a new run, see :meth:`PolicyGate.begin`."""
+        for gate in self.gates:
+            gate.begin()
+        self._warned = False
+
+    def restart(self, n_envs: int) -> None:
+        """
+        Begin new episodes in all environments; the running ones do not count.
+
+        :param n_envs: number of environments from now on
+        """
+        for gate in self.gates:
+            gate.restart(n_envs)
+        self._share_seats()
+
+    def _share_seats(self) -> None:
+        """Let all gates use the first one's arrays: an environment plays one task at a time."""
+        first = self.gates[0]
+        for gate in self.gates[1:]:
+            gate.player, gate._seats, gate._fresh, gate._begun = first.player, first._seats, first._fresh, first._begun
+
+    @property
+    def noise_free(self) -> np.ndarray:
+        """Which environments play without noise in this vector step, (n_envs,)."""
+        return self.gates[0].noise_free
+
+    @property
+    def none_deployed(self) -> bool:
+        """Whether no actor has passed in any task."""
+        return all(gate.none_deployed for gate in self.gates)
+
+    def plays_vla(self, policy: GatedPolicy) -> bool:
+        """
+        Tell whether ``predict`` plays the VLA's chunks in all tasks.
+
+        :param policy: the policy
+        :return: whether it does
+        """
+        return self.none_deployed and policy.starts_at_vla
+
+    def play_vla(self, observation: Mapping[str, np.ndarray]) -> None:
+        """
+        Play the VLA's own chunks without noise in all environments.
+
+        :param observation: of all environments
+        """
+        self._take_seats(np.ones(len(self.noise_free), dtype=bool), tasks_of(observation), "vla")
+        self.gates[0].noise_free = np.ones(len(self.noise_free), dtype=bool)
+
+    def choose(
+        self, policy: GatedPolicy, observation: Any, chunks: np.ndarray, reference: np.ndarray, ready: bool
+    ) -> np.ndarray:
+        """
+        Choose who plays in each environment, see :meth:`PolicyGate.choose`.
+
+        :param policy: the policy
+        :param observation: as its actors take it, of all environments
+        :param chunks: of the training actor (n_envs, ...)
+        :param reference: the VLA's own chunks, like ``chunks``
+        :param ready: whether the training actor moves
+        :return: chunks to play (n_envs, ...)
+        """
+        first = self.gates[0]
+        for gate, view in self._views(policy):
+            gate.try_next(view, ready)
+        if first._fresh.any():
+            drawn = np.random.random(len(first.player)) < first.share
+            self._take_seats(drawn, tasks_of(observation), "vla", "actor")
+        first.noise_free, chunks = play_seats(policy, first.player, observation, chunks, reference)
+        return chunks
+
+    def _views(self, policy: GatedPolicy) -> list[tuple[PolicyGate, ActorOfTask]]:
+        return [(gate, ActorOfTask(policy, task)) for task, gate in enumerate(self.gates)]
+
+    def _take_seats(self, drawn: np.ndarray, tasks: np.ndarray, *players: str) -> None:
+        for task, gate in enumerate(self.gates):
+            gate.take_seats(drawn & (tasks == task), *players)
+        self.gates[0]._fresh[:] = False
+
+    def step(self, policy: GatedPolicy, outcomes: Sequence[ChunkOutcome], dones: np.ndarray) -> None:
+        """
+        Count one vector step, see :meth:`PolicyGate.step`.
+
+        :param policy: the policy
+        :param outcomes: of the n chunks just played
+        :param dones: (n,)
+        """
+        named = [replace(outcome, env=env) for env, outcome in zip(envs_of(outcomes), outcomes, strict=True)]
+        for task, (gate, view) in enumerate(self._views(policy)):
+            mine = [row for row, outcome in enumerate(named) if outcome.task_id == task]
+            gate.step(view, [named[row] for row in mine], np.asarray(dones)[mine])
+
+    # ---------------------------------------------------------------- what others ask for
+
+    @property
+    def deployed_name(self) -> str:
+        """Name of what is deployed: the number of each task's best actor, 0 for the VLA."""
+        return "-".join(str(gate.best.number if gate.best else 0) for gate in self.gates)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of what can be deployed without a further trial, as far as its evaluation would be used again."""
+        return [self.deployed_name]
+
+    def metrics(self) -> dict[str, float]:
+        """Return what is logged: sums over the tasks, and the success rate of the latest trials of all of them."""
+        every = [gate.metrics() for gate in self.gates]
+        summed = {name: sum(its.get(name, 0) for its in every) for name in ("candidates", "approvals")}
+        rates = [its["trial_success_rate"] for its in every if "trial_success_rate" in its]
+        deployed = sum(not gate.none_deployed for gate in self.gates)
+        rate = {"trial_success_rate": float(np.mean(rates))} if rates else {}
+        return summed | rate | {"tasks_deployed": deployed}
+
+    def abandon_trial(self) -> None:
+        """End the trials of all tasks without a decision."""
+        for gate in self.gates:
+            gate.abandon_trial()
+
+    def use_states(self, vla: Sample) -> None:
+        """
+        Tell the gates how the VLA does on the selection states.
+
+        :param vla: the VLA's episodes, in the order of the states
+        """
+        for task, gate in enumerate(self.gates):
+            gate.use_states(of_task(vla, task))
+
+    def add_states(self, policy: GatedPolicy, states: Sample) -> None:
+        """
+        Count the episodes of what is deployed on the selection states as evidence; other actors can be the best now.
+
+        :param policy: the policy
+        :param states: its episodes, in the order of :meth:`use_states`
+        """
+        for task, (gate, view) in enumerate(self._views(policy)):
+            if gate.best is not None:
+                gate.add_states(view, of_task(states, task))
+
+    def adopt_unknown(self, policy: GatedPolicy) -> None:
+        """
+        Take notice of what is deployed in the tasks in which nothing is known of it.
+
+        :param policy: the policy
+        """
+        for gate, view in self._views(policy):
+            if not gate.none_deployed:
+                gate.adopt_unknown(view)
+
+    def adopt(self, policy: GatedPolicy) -> None:
+        """
+        Take notice of actors that were deployed from outside.
+
+        :param policy: the policy
+        """
+        for gate, view in self._views(policy):
+            if not gate.none_deployed:
+                gate.adopt(view)
+
+    def audition(
+        self, policy: GatedPolicy, evaluate: Callable[[], AnyEvaluation], sample: Callable[[AnyEvaluation], Sample]
+    ) -> tuple[AnyEvaluation, list[str]]:
+        """
+        Evaluate the training actor on the states of :meth:`use_states`; it passes in tasks in which it beats the VLA.
+
+        :param policy: the policy
+        :param evaluate: plays what is deployed
+        :param sample: of the evaluation: its episodes, in the order of the states
+        :return: evaluation of the training actor; :attr:`deployed_name`, if this actor is deployed in all tasks now
+        """
+        result = play_practicing(policy, evaluate)
+        states = sample(result)
+        passed = [
+            gate.judge_states(view, of_task(states, task)) for task, (gate, view) in enumerate(self._views(policy))
+        ]
+        everywhere = any(passed) and same_actors(policy)
+        return result, [self.deployed_name] if everywhere else []
+
+    def warn_of_open_baseline(self) -> None:
+        """Warn, once, if training has ended before an actor could be put on trial in some of the tasks."""
+        late = [gate for gate in self.gates if gate.baseline.trials and gate.waits_for_baseline]
+        if late and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"No actor has been on trial in the tasks {', '.join(str(self.gates.index(gate)) for gate in late)}: "
+                f"{late[0].baseline.size} noise-free episodes of the VLA are needed in each (4 * gate.window). Train for "
+                "longer, raise learning_starts or gate.share, or lower gate.window.",
+                stacklevel=3,
+            )
+
+
+def of_task(sample: Sample, task: int) -> Sample:
+    """
+    Take the episodes of one task.
+
+    :param sample: of several tasks, complete
+    :param task: the task
+    :return: its episodes, in their order
+    """
+    trials = [trial for trial in sample.trials if trial.task == task]
+    return Sample(len(trials), trials)

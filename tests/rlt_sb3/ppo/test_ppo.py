@@ -1,0 +1,160 @@
+"""Stable-Baselines3's PPO with a policy around the VLA, against formulas written in NumPy."""
+
+import numpy as np
+import pytest
+import torch as th
+from rlt_models import make_venv
+from run_helpers import same
+from stable_baselines3 import PPO
+
+from rlt_sb3.ppo.policies import VLACenteredPolicy
+
+SMALL = {"policy_kwargs": {"net_arch": [16]}, "n_steps": 8, "batch_size": 16, "n_epochs": 1, "device": "cpu", "seed": 0}
+
+
+def made(**changes):
+    settings = SMALL | changes
+    settings["policy_kwargs"] = SMALL["policy_kwargs"] | changes.get("policy_kwargs", {})
+    return PPO(VLACenteredPolicy, make_venv(), **settings)
+
+
+def observations(batch, seed=0):
+    rng = np.random.default_rng(seed)
+    obs = {"z_rl": rng.normal(size=(batch, 16)), "proprio": rng.normal(size=(batch, 8))}
+    obs["vla_ref"] = np.clip(1.5 * rng.normal(size=(batch, 4, 7)), -1, 1)
+    return {key: value.astype(np.float32) for key, value in obs.items()}
+
+
+def disturb(policy, seed=0):
+    """Make every parameter different from where it began."""
+    generator = th.Generator().manual_seed(seed)
+    with th.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.1 * th.randn(parameter.shape, generator=generator))
+
+
+def hidden(policy, obs):
+    """The actor's mean correction in float64, layer by layer."""
+    z = obs["z_rl"].astype(np.float64)
+    z = (z - z.mean(1, keepdims=True)) / np.sqrt(z.var(1, keepdims=True) + 1e-5)
+    x = np.concatenate([z, obs["proprio"], obs["vla_ref"].reshape(len(z), -1)], axis=1)
+    weights = {name: value.double().numpy() for name, value in policy.state_dict().items()}
+    x = np.tanh(x @ weights["mlp_extractor.policy_net.0.weight"].T + weights["mlp_extractor.policy_net.0.bias"])
+    mean = x @ weights["action_net.weight"].T + weights["action_net.bias"]
+    return np.exp(policy.log_std_init) * mean, np.exp(weights["log_std"])
+
+
+def test_untrained_policy_plays_the_reference():
+    model, obs = made(), observations(5)
+    assert np.array_equal(model.predict(obs, deterministic=True)[0], obs["vla_ref"])
+    drawn = model.predict(obs)[0]
+    assert 0 < np.abs(drawn - obs["vla_ref"]).max() < 6 * np.exp(model.policy.log_std_init)
+    disturb(model.policy)
+    assert np.abs(model.predict(obs, deterministic=True)[0] - obs["vla_ref"]).max() > 1e-3
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_log_density_of_the_gaussian(parts):
+    policy, obs = made(policy_kwargs={"parts": parts}).policy, observations(6)
+    disturb(policy)
+    with th.no_grad():
+        tensors, _ = policy.obs_to_tensor(obs)
+        actions, _, log_prob = policy(tensors)
+        judged = policy.evaluate_actions(tensors, actions.flatten(1))
+        start = policy.start_log_prob(tensors, actions.flatten(1))
+    # one correction for each part, held over its control steps
+    correction = actions.double().numpy() - obs["vla_ref"]
+    blocks = correction.reshape(6, parts, 4 // parts, 7)
+    assert np.ptp(blocks, axis=2).max() < 1e-6
+    drawn, (mean, std) = blocks[:, :, 0].reshape(6, -1), hidden(policy, obs)
+
+    def density(mean, std):
+        return (-0.5 * ((drawn - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)).sum(1)
+
+    for found in (log_prob, judged[1]):
+        np.testing.assert_allclose(found.numpy(), density(mean, std), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(start.numpy(), density(0.0, np.exp(policy.log_std_init)), rtol=1e-4, atol=1e-4)
+    entropy = (0.5 + 0.5 * np.log(2 * np.pi) + np.log(std)).sum()
+    np.testing.assert_allclose(judged[2].numpy(), entropy, rtol=1e-5)
+
+
+def test_pull_is_the_mean_squared_distance():
+    policy, obs = made(policy_kwargs={"pull": True, "parts": 2}).policy, observations(6)
+    disturb(policy)
+    tensors, _ = policy.obs_to_tensor(obs)
+    weighed = policy.evaluate_actions(tensors, th.zeros(6, 28))[2]
+    mean, _ = hidden(policy, obs)
+    np.testing.assert_allclose(-weighed.detach().numpy(), (mean**2).mean(1), rtol=1e-4)
+    weighed.sum().backward()
+    assert policy.action_net.weight.grad.abs().sum() > 0
+
+
+def test_pull_keeps_the_policy_at_the_vla():
+    """A strong pull: the mean moves less."""
+    distance = []
+    for ent_coef in (0.0, 1000.0):
+        policy = {"pull": True, "log_std_init": -1.0}
+        model = made(policy_kwargs=policy, n_steps=32, n_epochs=10, ent_coef=ent_coef, learning_rate=1e-3)
+        model.learn(256)
+        obs = model.env.reset()
+        distance.append(np.abs(model.predict(obs, deterministic=True)[0] - obs["vla_ref"]).mean())
+    assert distance[1] < 0.5 * distance[0]
+
+
+def test_advantages_and_loss_of_ppo(monkeypatch):
+    """One rollout and one gradient step: GAE and the losses from the stored rows, written again."""
+    gamma, lam = 0.9, 0.8
+    model = made(gamma=gamma, gae_lambda=lam)
+    disturb(model.policy)
+    rows, end, buffer = [], {}, type(model.rollout_buffer)
+    add, compute = buffer.add, buffer.compute_returns_and_advantage
+
+    def recorded(self, obs, action, reward, start, value, log_prob):
+        rows.append((np.array(reward), np.array(start), value.numpy().ravel()))
+        return add(self, obs, action, reward, start, value, log_prob)
+
+    def computed(self, last_values, dones):
+        compute(self, last_values, dones)
+        end.update(value=last_values.numpy().ravel(), done=dones, advantages=self.advantages.copy())
+
+    monkeypatch.setattr(buffer, "add", recorded)
+    monkeypatch.setattr(buffer, "compute_returns_and_advantage", computed)
+    model.learn(16)
+    rewards, starts, values = (np.array(column, dtype=np.float64) for column in zip(*rows, strict=True))
+    assert starts[1:].any()
+    following, ended = np.vstack([values[1:], end["value"]]), np.vstack([starts[1:], end["done"]])
+    expected, after = np.zeros_like(values), np.zeros(2)
+    for t in reversed(range(len(values))):
+        delta = rewards[t] + gamma * following[t] * (1 - ended[t]) - values[t]
+        after = expected[t] = delta + gamma * lam * (1 - ended[t]) * after
+    np.testing.assert_allclose(end["advantages"], expected, atol=1e-5)
+    # one batch of all rows: the ratio is 1, the targets of the values are advantage + value
+    normalized = (expected - expected.mean()) / (expected.std(ddof=1) + 1e-8)
+    logged = model.logger.name_to_value
+    assert logged["train/policy_gradient_loss"] == pytest.approx(-normalized.mean(), abs=1e-5)
+    assert logged["train/value_loss"] == pytest.approx((expected**2).mean(), rel=1e-4)
+
+
+def test_trained_twice_and_saved(tmp_path):
+    models = [made().learn(64) for _ in range(2)]
+    assert same(*(model.policy.state_dict() for model in models))
+    models[0].save(tmp_path / "m.zip")
+    loaded, obs = PPO.load(tmp_path / "m.zip", device="cpu"), observations(3)
+    assert np.array_equal(*(model.predict(obs, deterministic=True)[0] for model in (models[0], loaded)))
+    models[0].policy.save(tmp_path / "p.zip")
+    alone = VLACenteredPolicy.load(tmp_path / "p.zip", device="cpu")
+    assert np.array_equal(alone.predict(obs, deterministic=True)[0], loaded.predict(obs, deterministic=True)[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"parts": 3}, "parts must be a divisor of the chunk's 4"), ({"use_sde": True}, "multiple values|use_sde")],
+)
+def test_refuses(settings, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        made(policy_kwargs=settings)
+
+
+def test_refuses_an_environment_without_reference():
+    with pytest.raises(ValueError, match="VLACenteredPolicy needs chunks"):
+        PPO(VLACenteredPolicy, "Pendulum-v1", device="cpu")

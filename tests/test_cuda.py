@@ -1,0 +1,55 @@
+"""VLA, encoder and learner give on a GPU what they give on the CPU; without a GPU the same code runs on the CPU."""
+
+import numpy as np
+import pytest
+import torch
+
+from rlt_gym.rl_token.io import load_rl_token
+from rlt_gym.testing import FakeRLTokenVectorEnv
+from rlt_gym.vla import load_vla
+from rlt_sb3 import RLT, GymnasiumVecEnv
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_shipped_vla_and_its_rl_token(device):
+    here, there, rng = load_vla("mini"), load_vla("mini", device), np.random.default_rng(0)
+    size = here.spec.frame_size
+    obs = {camera: rng.integers(0, 256, (3, size, size, 3), dtype=np.uint8) for camera in here.spec.cameras}
+    obs["state"] = rng.normal(size=(3, 8)).astype(np.float32)
+    tasks = ["open the drawer", "lift the bowl", "push the plate"]
+    expected, output = here.forward(obs, tasks), there.forward(obs, tasks)
+    assert output.tokens.device.type == device and here.fingerprint() == there.fingerprint()
+    torch.testing.assert_close(output.tokens.cpu(), expected.tokens, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(output.chunk.cpu(), expected.chunk, atol=2e-3, rtol=0)
+    z_rl = load_rl_token("auto", there, device)(output)
+    assert z_rl.device.type == device
+    torch.testing.assert_close(z_rl.cpu(), load_rl_token("auto", here)(expected), atol=5e-3, rtol=5e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_updates_of_the_learner(device):
+    """Equal rows, equal weights at first, nothing random in an update: equal weights afterwards."""
+
+    def learner(on):
+        env = GymnasiumVecEnv(FakeRLTokenVectorEnv(2, chunk_length=4, token_dim=16, seed=0))
+        settings = {"learning_starts": 60, "critic_warmup_updates": 0, "reference_dropout": 0.0, "gate": False}
+        networks = {"net_arch": [32, 32], "critic_precision": "float32"}
+        model = RLT("MultiInputPolicy", env, batch_size=32, seed=0, device=on, policy_kwargs=networks, **settings)
+        return model.learn(60)  # chunks of the VLA only: the rows do not depend on the device
+
+    here, there = learner("cpu"), learner(device)
+    there.policy.load_state_dict(here.policy.state_dict())
+    before = {name: value.clone() for name, value in here.policy.state_dict().items()}
+    for model in (here, there):
+        model.num_timesteps = 10**6
+        np.random.seed(1)
+        model.train(gradient_steps=8, batch_size=32)
+    moved = 0
+    for name, value in here.policy.state_dict().items():
+        found = there.policy.state_dict()[name]
+        assert found.device.type == device
+        torch.testing.assert_close(found.cpu(), value, atol=1e-4, rtol=1e-3, msg=name)
+        moved += not torch.equal(value, before[name])
+    assert moved > 10
