@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlt_gym.core.single_env import SingleEnv, arguments_of_one
 from rlt_gym.core.worker_vector_env import WorkerVectorEnv
-from rlt_gym.metaworld.tasks import HORIZON, SAWYER, TRAIN_HORIZON, get_tasks
+from rlt_gym.metaworld.tasks import HORIZON, SAWYER, SUITES, TRAIN_HORIZON, get_tasks
 from rlt_gym.rl_token.env import RLTokenVectorEnv
 from rlt_gym.rl_token.make import make_rl_token_vec
 from rlt_gym.workers.backend import backend_settings
@@ -59,6 +59,7 @@ class MetaWorldVectorEnv(WorkerVectorEnv):
         super().__init__(
             "Meta-World", backend, 100 << 20, num_envs, tasks, SAWYER, chunk_length, horizon, image_size, **settings
         )
+        self.metadata["n_tasks"] = len(SUITES[suite])
 
 
 def make_metaworld(**kwargs: Any) -> SingleEnv:
