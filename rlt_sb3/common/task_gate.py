@@ -236,8 +236,8 @@ class TaskGate:
             self._warned = True
             warnings.warn(
                 f"No actor has been on trial in the tasks {', '.join(str(self.gates.index(gate)) for gate in late)}: "
-                f"{late[0].baseline.size} noise-free episodes of the VLA are needed in each (4 * gate.window). Train for "
-                "longer, raise learning_starts or gate.share, or lower gate.window.",
+                f"{late[0].baseline.size} noise-free episodes of the VLA are needed in each (4 * gate.window). Train "
+                "for longer, raise learning_starts or gate.share, or lower gate.window.",
                 stacklevel=3,
             )
 
