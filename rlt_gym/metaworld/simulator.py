@@ -185,7 +185,8 @@ def record_demo(simulator: MetaWorldSimulator, index: int, noise: float, max_ste
     :return: Row t is the observation before action t: pictures, ``proprio`` (T, 4) and ``actions`` (T, 4); ``success``.
     """
     rng = np.random.default_rng(index)
-    expert, rows, success = ENV_POLICY_MAP[simulator.name](), [], False
+    policies: Any = ENV_POLICY_MAP
+    expert, rows, success = policies[simulator.name](), [], False
     observation = simulator.reset("train", index)
     for step in range(max_steps):
         if step % 8 == 0:
