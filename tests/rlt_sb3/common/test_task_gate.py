@@ -11,12 +11,15 @@ from stable_baselines3.common.vec_env import VecMonitor
 
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT, GymnasiumVecEnv
+from rlt_sb3.callbacks.budget import BudgetCallback
+from rlt_sb3.callbacks.selection import SelectionCallback
 from rlt_sb3.common.chunk_outcome import ChunkOutcome
 from rlt_sb3.common.gated_policy import ActorOfTask, TaskActors, tasks_of
 from rlt_sb3.common.policy_gate import PolicyGate
 from rlt_sb3.common.schedules import ChunkSchedule
 from rlt_sb3.common.task_gate import TaskGate
 from rlt_sb3.common.trials import Sample, Trial
+from rlt_sb3.evaluation.results import Evaluation, StateResult
 
 T = 3
 
@@ -173,6 +176,34 @@ def test_an_audition_deploys_the_actor_only_where_it_is_better():
     assert [actor.value.item() for actor in policy.actor_deployed.actors] == [6.0] * T
 
 
+def test_selection_plays_again_what_an_audition_has_put_together(tmp_path):
+    """The practicing actor passes in one task of three: what is deployed is neither this actor nor the VLA."""
+
+    def evaluation(*successes):
+        rows = [StateResult(n, t, n, n < k, 5, 1) for t, k in enumerate(successes) for n in range(4)]
+        return Evaluation("x", "selection", rows)
+
+    model = with_tasks(gate={"share": 0.5, "window": 50})
+    model.learn(60)
+    results, deployed = [evaluation(4, 1, 2), evaluation(4, 0, 4)], []
+
+    def evaluate(player):
+        deployed.append(player.gate.deployed_name)
+        return results.pop(0)
+
+    callback = SelectionCallback(evaluate, 20, evaluation(0, 0, 4), BudgetCallback(100), tmp_path / "best.zip")
+    callback.init_callback(model)
+    point = callback.run()
+    assert point.candidate == evaluation(4, 1, 2) and point.evaluation == evaluation(4, 0, 4)
+    assert deployed == ["0-0-0", "1-0-0"] and not results and model.gate.deployed_name == "1-0-0"
+    assert model.gate.gates[0].best.states.count() == (4, 4)
+    results[:] = [evaluation(0, 0, 2)]  # the practicing actor only: what is deployed is known
+    assert callback.run().evaluation == evaluation(4, 0, 4) and not results
+    again = SelectionCallback(evaluate, 20, evaluation(0, 0, 4), BudgetCallback(100), tmp_path / "best.zip")
+    again.load_state_dict(json.loads(json.dumps(callback.state_dict())))
+    assert again.played == callback.played
+
+
 def test_rlt_uses_it_and_learns_twice_the_same(tmp_path):
     settings = {"gate": {"share": 0.8, "window": 8}, "bc_coef": ChunkSchedule(60.0, 15.0, chunks=50), "utd": 0.5}
     models = [with_tasks(**settings, learning_starts=60).learn(600) for _ in range(2)]
@@ -194,6 +225,8 @@ def test_rlt_uses_it_and_learns_twice_the_same(tmp_path):
     assert loaded.task_chunks.tolist() == model.task_chunks.tolist()
     loaded.learn(60, reset_num_timesteps=False)
     assert loaded.task_chunks.sum() == loaded.num_timesteps == 660
+    loaded.learn(60)  # a new run
+    assert loaded.task_chunks.sum() == loaded.num_timesteps == 60
 
 
 def test_the_task_reaches_actor_and_critics():
