@@ -136,7 +136,7 @@ def test_settings_of_the_recipe_benchmark(run, tmp_path):
     train_shortened(config, tmp_path)
 
 
-@pytest.mark.parametrize("name", [name for name in shipped_configs() if name.startswith("libero_")])
+@pytest.mark.parametrize("name", [n for n in shipped_configs() if n.startswith("libero_") and n != "libero_goal_ten"])
 def test_tasks_share_the_recipe_of_the_demo(name):
     demo = parse("train", ["--config", "demo"])
     task = parse("train", ["--config", name])

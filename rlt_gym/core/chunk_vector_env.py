@@ -123,9 +123,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
         if train_episode_steps is not None:
             checked_int("train_episode_steps", train_episode_steps, 1, self.max_episode_steps)
         self.train_episode_steps = train_episode_steps
-        self._np_random, self._np_random_seed = seeding.np_random(
-            None if seed is None else EpisodeSequence.checked_seed(seed)
-        )
+        checked = None if seed is None else EpisodeSequence.checked_seed(seed)
+        self._np_random, self._np_random_seed = seeding.np_random(checked)
         self.sequence = sequence(self.num_envs, len(self.tasks), init_states, self._np_random_seed, group_size)
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode must be None or 'rgb_array', got {render_mode!r}")

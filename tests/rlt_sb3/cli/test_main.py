@@ -196,7 +196,7 @@ def test_errors_of_the_environment_are_one_line(tmp_path, capsys, monkeypatch):
         assert main(["train", "--env.id", name, "--out", str(tmp_path)]) == 2
         error = capsys.readouterr().err
         assert error.startswith(f"rlt train: env.id '{name}' cannot be made: ") and error.count("\n") == 1
-        assert re.search(r"This package has .*\bLIBERO-v0, RLToken-LIBERO-v0;", error)
+        assert re.search(r"This package has .*\bLIBERO-v0, MetaWorld-v0, RLToken-LIBERO-v0,", error)
     monkeypatch.setattr(FakeRLTokenVectorEnv, "__init__", broken)
     # `module:id` lets the toy module register it
     monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "toy_env")
