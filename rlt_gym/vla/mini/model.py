@@ -1,5 +1,6 @@
 """
 MiniVLA: the small language-conditioned vision transformer that is shipped, so that everything runs without a model hub.
+
 Long because its words, its network and the policy around it are read together.
 
 The robot's cameras go through one convolutional stem (modulated by the instruction); LIBERO's two become 64 + 16
