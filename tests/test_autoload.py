@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-IDS = ("LIBERO-v0", "RLToken-LIBERO-v0")
+IDS = ("LIBERO-v0", "MetaWorld-v0", "RLToken-LIBERO-v0", "RLToken-MetaWorld-v0")
 
 
 def run(code, *options, **environment):

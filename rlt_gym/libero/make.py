@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from rlt_gym.rl_token.env import RLTokenVectorEnv
 from rlt_gym.rl_token.make import make_rl_token_vec
 
 if TYPE_CHECKING:
+    from rlt_gym.rl_token.base import Encoder
     from rlt_gym.vla.base import FrozenVLA
 
 
@@ -37,6 +39,8 @@ def make_rl_token_libero_vec(
     num_envs: int = 1,
     suite: str = "libero_goal",
     task_ids: Sequence[int] | None = None,
+    vla: str | os.PathLike[str] | FrozenVLA = "mini",
+    rl_token: str | os.PathLike[str] | Encoder = "auto",
     render: str | None = None,
     **settings: Any,
 ) -> RLTokenVectorEnv | FlatVectorEnv:
@@ -46,6 +50,8 @@ def make_rl_token_libero_vec(
     :param num_envs: Number of simulators.
     :param suite: LIBERO suite.
     :param task_ids: Tasks of the suite, ``None`` = all.
+    :param vla: As :func:`~rlt_gym.rl_token.make.make_rl_token_vec` takes it.
+    :param rl_token: Likewise.
     :param render: ``"exact"``, LIBERO's own pictures, ``"stock"``, the same without any shortcut, or ``"fast"``, cheap
         ones; ``None`` = those that the VLA was trained on, if its specification says it (MiniVLA: ``"fast"``), else
         ``"exact"``. Others than it was trained on are refused.
@@ -68,10 +74,10 @@ def make_rl_token_libero_vec(
             )
         return env
 
-    env = make_rl_token_vec(raw_env, PANDA, **settings)
+    env = make_rl_token_vec(raw_env, PANDA, vla=vla, rl_token=rl_token, **settings)
     # Copies load VLA and encoder again, from these arguments: by name if a name was given.
     given = {"num_envs": num_envs, "suite": suite, "task_ids": task_ids, "render": render}
-    return env.made_by(make_rl_token_libero_vec, **given, **settings)
+    return env.made_by(make_rl_token_libero_vec, vla=vla, rl_token=rl_token, **given, **settings)
 
 
 def make_rl_token_libero(**kwargs: Any) -> SingleEnv:

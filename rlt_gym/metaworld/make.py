@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -14,6 +15,10 @@ from rlt_gym.rl_token.env import RLTokenVectorEnv
 from rlt_gym.rl_token.make import make_rl_token_vec
 from rlt_gym.workers.backend import backend_settings
 from rlt_gym.workers.named import checked_int
+
+if TYPE_CHECKING:
+    from rlt_gym.rl_token.base import Encoder
+    from rlt_gym.vla.base import FrozenVLA
 
 
 class MetaWorldVectorEnv(WorkerVectorEnv):
@@ -75,15 +80,20 @@ def make_metaworld(**kwargs: Any) -> SingleEnv:
     return SingleEnv(env).made_by(make_metaworld, **kwargs)
 
 
-def make_rl_token_metaworld_vec(**settings: Any) -> VectorEnv:
+def make_rl_token_metaworld_vec(
+    vla: str | os.PathLike[str] | FrozenVLA, rl_token: str | os.PathLike[str] | Encoder = "auto", **settings: Any
+) -> VectorEnv:
     """
     Entry point of ``gymnasium.make_vec("RLToken-MetaWorld-v0", ...)``.
 
-    :param settings: Arguments of :func:`~rlt_gym.rl_token.make.make_rl_token_vec` and of :class:`MetaWorldVectorEnv`.
+    :param vla: As :func:`~rlt_gym.rl_token.make.make_rl_token_vec` takes it; no shipped one knows Meta-World.
+    :param rl_token: Likewise.
+    :param settings: Further arguments of this function and of :class:`MetaWorldVectorEnv`.
     :return: The environment.
     :raises ValueError: If an argument is wrong; no process has been started then.
     """
-    env = make_rl_token_vec(lambda vla, **raw: MetaWorldVectorEnv(**raw), SAWYER, **settings)
+    settings |= {"vla": vla, "rl_token": rl_token}
+    env = make_rl_token_vec(lambda loaded, **raw: MetaWorldVectorEnv(**raw), SAWYER, **settings)
     return env.made_by(make_rl_token_metaworld_vec, **settings)
 
 

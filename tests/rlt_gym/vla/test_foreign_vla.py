@@ -70,13 +70,14 @@ def test_fifty_chunks_of_rlt_in_a_world_that_is_not_libero():
     assert model.num_timesteps >= 50 and model.action_space.shape == (10, 8)
 
 
-def test_libero_refuses_the_policy_of_the_other_arm():
+def test_libero_refuses_the_policy_of_the_other_arm(tmp_path):
     with pytest.raises(
         ValueError, match=r"'foreign' needs the cameras \['front', 'left', 'hand'\], and the robot 'panda'"
     ):
         make_rl_token_libero_vec(1, vla=ForeignVLA())
+    demos = write_demos(tmp_path / "demos.hdf5", "open it", demos=1, length=3, size=SIZE)
     with pytest.raises(ValueError, match="needs the cameras"):
-        pretrain_token(PretrainTokenConfig(["none.hdf5"], progress=False), ForeignVLA())
+        pretrain_token(PretrainTokenConfig([str(demos)], progress=False), ForeignVLA())
 
 
 @pytest.fixture(scope="module")

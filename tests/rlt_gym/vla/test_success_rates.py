@@ -76,7 +76,7 @@ def test_arguments_reach_the_environment(env_id, monkeypatch):
     (args, kwargs) = made[0]
     assert args == () and kwargs == {
         "num_envs": 3, "suite": "fake", "task_ids": [1], "init_states": "selection", "chunk_length": 6,
-        "render": "exact", "assets": "x", "success_step": 10**6, "image_size": 128,
+        "assets": "x", "success_step": 10**6, "image_size": 128,
     }  # fmt: skip
     vla.spec = replace(vla.spec, image_size=224, render="fast")
     success_rates(vla, "fake", [1], 1, num_envs=1, progress=False, env_id=env_id)

@@ -142,13 +142,13 @@ def test_it_plays_what_the_run_s_model_plays(which, model, world, request):
     for step in range(3):
         raw = detailed(raw, step)
         env._remember(infos)
-        features = env._features([raw], env._instruction, env._seed_key)
+        features = env._features([raw], env._instruction, env._numbers)
         expected, _ = predictor.predict(features, deterministic=True)
         if model == "last":
             assert np.abs(expected - features["vla_ref"]).max() > 0.1  # or the VLA alone would pass
         for row in range(2):
             obs = {**raw, "state": raw["proprio"]}
-            seed = forward_seed(*env._seed_key[row].tolist())
+            seed = forward_seed(*env._numbers[row, :2].tolist())
             sent = write_observation(obs, env._instruction[row], row, size=None, seed=seed)
             reply = service.answer(sent)
             # a batch of two is rounded in another way than one row, and the fake's tokens are large
