@@ -30,13 +30,14 @@ EXAMPLES = {
         r"chunks [4-9]\d.*, return 0\.\d+, chunks an episode .*",
     ),
 }
-MODULES = {"rllib": "ray.rllib"}
+#: library -> the module that only its environment has; plain Ray brings the files of RLlib, which cannot be imported
+MODULES = {"rllib": "tree"}
 
 
 def python_of(library):
     """The interpreter with a library: this one, or that of the library's own environment."""
     name = MODULES.get(library, library)
-    if importlib.util.find_spec(name.partition(".")[0]) and importlib.util.find_spec(name):
+    if importlib.util.find_spec(name):
         return sys.executable
     python = Path(os.environ.get("RLT_LIBRARIES", ROOT / ".venv-libraries")) / library / "bin" / "python"
     if not python.is_file():
