@@ -27,6 +27,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,15 +45,20 @@ SERVER_FAULTS = (
 RAY_FAULTS = ("actor killed", "actor stopped", "simulator of an actor killed", "simulator of an actor stopped")
 
 
-def make(num_envs: int, vla: Any = "mini") -> Any:
-    """Make environments that compute the same in every process."""
+def make(num_envs: int, vla: Any = "mini", row_by_row: bool = False) -> Any:
+    """Make environments that compute the same in every process; ``row_by_row``: in batches of every size as well."""
     import torch
     import unshadow  # noqa: F401, F811  (in an actor of Ray)
 
     from rlt_gym.libero.make import make_rl_token_libero_vec
+    from rlt_gym.vla.registry import load_vla
 
     torch.set_num_threads(1)
-    return make_rl_token_libero_vec(num_envs, vla=vla, seed=0, max_restarts=10**6, **TASK)
+    settings: dict[str, Any] = TASK
+    if row_by_row:  # after the end of an episode there is one row more: a VLA rounds larger batches in another way
+        vla, settings = load_vla("mini"), TASK | {"rl_token": "mean"}
+        type(vla).spec = replace(vla.spec, max_batch=1)
+    return make_rl_token_libero_vec(num_envs, vla=vla, seed=0, max_restarts=10**6, **settings)
 
 
 def be_a_server(pipe: Any, port: int, raises: Any) -> None:
@@ -259,7 +265,7 @@ def break_ray(injections: int, minutes: float, seed: int) -> Campaign:
     from rlt_gym.cluster.vector_env import RayVectorEnv
 
     with connected(RayConfig(), 2) as ray:
-        env = RayVectorEnv(partial(make, 1), 2, 1, "eval", 0, max_restarts=10**6)
+        env = RayVectorEnv(partial(make, 1, row_by_row=True), 2, 1, "eval", 0, max_restarts=10**6)
         campaign = Campaign(env, env, seed)
 
         def pids_of(worker: int) -> tuple[int, list[int]]:
@@ -274,13 +280,11 @@ def break_ray(injections: int, minutes: float, seed: int) -> Campaign:
             actor, simulators = pids_of(worker)
             victim = simulators[0] if name.startswith("simulator") else actor
             if name == "actor stopped":
-                impatient = [worker]  # for one answer: the actor in its place may need longer
+                stopped = env._workers._actors[worker]
 
                 def answer(number: int, reference: Any, timeout: float | None = None) -> Any:
-                    if number in impatient:
-                        impatient.remove(number)
-                        timeout = 3.0
-                    return type(env._workers).answer(env._workers, number, reference, timeout)
+                    patience = 3.0 if env._workers._actors[number] is stopped else timeout  # its successor may be slow
+                    return type(env._workers).answer(env._workers, number, reference, patience)
 
                 env._workers.answer = answer
             if name == "simulator of an actor stopped":

@@ -65,9 +65,9 @@ def cluster():
     made.shutdown()
 
 
-def fake(workers, per_worker, **more):
+def fake(workers, per_worker, needs=NEEDS, **more):
     return RayVectorEnv(
-        partial(FakeRLTokenVectorEnv, per_worker, **FAKE), workers, per_worker, "eval", 0, NEEDS, **more
+        partial(FakeRLTokenVectorEnv, per_worker, **FAKE), workers, per_worker, "eval", 0, needs, **more
     )
 
 
@@ -192,13 +192,17 @@ def test_a_lost_machine_costs_its_episodes_only(cluster):
         ours.close()
 
 
-def test_a_worker_that_hangs_is_made_again(cluster):
-    env = fake(1, 2, timeout=30.0)
+def test_a_worker_that_hangs_is_killed_and_made_again(cluster, monkeypatch):
+    """There is room for the new one only when its process is gone."""
+    env = fake(1, 2, timeout=90.0, needs={"num_cpus": 2.0})
     try:
         first, _ = env.reset(seed=1)
-        os.kill(place_of(env._workers._actors[0])[1], signal.SIGSTOP)
-        env._answer = lambda worker, reference: env._get(reference, 1.0)
+        pid = place_of(env._workers._actors[0])[1]
+        os.kill(pid, signal.SIGSTOP)
+        answer, patience = env._workers.answer, iter([1.0])  # later answers may take their time
+        monkeypatch.setattr(env._workers, "answer", lambda *asked: answer(*asked, timeout=next(patience, None)))
         obs, _, _, truncations, infos = env.step(np.zeros(env.action_space.shape, dtype=np.float32))
+        assert not os.path.exists(f"/proc/{pid}")
         assert truncations.all() and infos["worker_restarted"].all() and infos["init_index"].tolist() == [1, 0]
         check_equal(obs, first)
     finally:
