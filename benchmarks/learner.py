@@ -14,6 +14,7 @@ process, so that other processes do not count.
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +37,8 @@ def make_models(dim: int, batch: int, rows: int, device: str, compiled: str | No
     shared = dict(learning_starts=10 * rows, buffer_size=2 * rows, batch_size=batch, seed=0, device=device)
     networks = {"net_arch": NET, "layer_norm": False, "n_critics": 2, "actor_q": "first"}
 
-    def equal_rlt(critic_precision: str = "float32") -> RLT:
-        kwargs = networks | {"critic_precision": critic_precision}
+    def equal_rlt(critic_precision: str = "float32", **more: str) -> RLT:
+        kwargs = networks | {"critic_precision": critic_precision, **more}
         return RLT("MultiInputPolicy", venv(), n_steps=1, critic_warmup_updates=0, policy_kwargs=kwargs, **shared)
 
     models = {
@@ -47,28 +48,26 @@ def make_models(dim: int, batch: int, rows: int, device: str, compiled: str | No
         "default": RLT("MultiInputPolicy", venv(), **shared),
     }
     if compiled is not None:
-        models["compiled"] = model = equal_rlt()
-        for critic in (model.critic, model.critic_target):
-            critic.q_values = th.compile(critic.q_values, mode=compiled)
-        for actor in (model.actor, model.actor_target):
-            actor.forward = th.compile(actor.forward, mode=compiled)
+        models["compiled"] = equal_rlt(compile_mode=compiled)
     for model in models.values():
         model.learn(rows)
     return models
 
 
-def measure(models: dict[str, TD3], batch: int, updates: int, rounds: int) -> dict[str, list[float]]:
-    """Return CPU seconds per update of each round."""
+def measure(
+    models: dict[str, TD3], batch: int, updates: int, rounds: int, clock: Callable[[], float] = time.process_time
+) -> dict[str, list[float]]:
+    """Return seconds per update of each round, of CPU time by default."""
     times: dict[str, list[float]] = {name: [] for name in models}
     for turn in range(rounds + 1):
         for name, model in models.items():
             model.num_timesteps = 10**9  # long after learning_starts
-            start = time.process_time()
+            start = clock()
             model.train(gradient_steps=updates, batch_size=batch)
             if model.device.type == "cuda":
                 th.cuda.synchronize()
             if turn:  # the first round warms up
-                times[name].append((time.process_time() - start) / updates)
+                times[name].append((clock() - start) / updates)
     return times
 
 

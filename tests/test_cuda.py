@@ -28,18 +28,22 @@ def test_the_shipped_vla_and_its_rl_token(device):
     torch.testing.assert_close(z_rl.cpu(), load_rl_token("auto", here)(expected), atol=5e-3, rtol=5e-3)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_updates_of_the_learner(device):
+CUDA = pytest.param("cuda", None, marks=pytest.mark.cuda)
+CUDA_GRAPHS = pytest.param("cuda", "reduce-overhead", marks=pytest.mark.cuda)
+
+
+@pytest.mark.parametrize(("device", "compile_mode"), [("cpu", None), CUDA, CUDA_GRAPHS])
+def test_updates_of_the_learner(device, compile_mode):
     """Equal rows, equal weights at first, nothing random in an update: equal weights afterwards."""
 
-    def learner(on):
+    def learner(on, compile_mode=None):
         env = GymnasiumVecEnv(FakeRLTokenVectorEnv(2, chunk_length=4, token_dim=16, seed=0))
         settings = {"learning_starts": 60, "critic_warmup_updates": 0, "reference_dropout": 0.0, "gate": False}
-        networks = {"net_arch": [32, 32], "critic_precision": "float32"}
+        networks = {"net_arch": [32, 32], "critic_precision": "float32", "compile_mode": compile_mode}
         model = RLT("MultiInputPolicy", env, batch_size=32, seed=0, device=on, policy_kwargs=networks, **settings)
         return model.learn(60)  # chunks of the VLA only: the rows do not depend on the device
 
-    here, there = learner("cpu"), learner(device)
+    here, there = learner("cpu"), learner(device, compile_mode)
     there.policy.load_state_dict(here.policy.state_dict())
     before = {name: value.clone() for name, value in here.policy.state_dict().items()}
     for model in (here, there):

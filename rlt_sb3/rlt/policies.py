@@ -26,6 +26,7 @@ from rlt_sb3.rlt.trained_vla import TrainedVLAFeatures, TrainVLA, VLATraining
 ACTOR_MODES = ("residual", "direct")
 ACTOR_Q = ("mean", "min", "first")
 PRECISIONS = ("auto", "float32", "bfloat16")
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 class RLTActor(Actor):
@@ -174,8 +175,18 @@ class RLTCritic(ContinuousCritic):
         """
         in_bfloat16 = self.precision == "bfloat16" or (self.precision == "auto" and has_bfloat16(actions.device))
         with th.autocast(actions.device.type, dtype=th.bfloat16, enabled=in_bfloat16):
-            features = self.features_extractor(obs)
-            return self.ensemble(features, members, actions).float()
+            return self.values(obs, actions, members)
+
+    def values(self, obs: TensorDict, actions: th.Tensor, members: th.Tensor | slice | None) -> th.Tensor:
+        """
+        Compute what :meth:`q_values` returns, in the precision that is set: the part that ``compile_mode`` compiles.
+
+        :param obs: as there
+        :param actions: as there
+        :param members: as there
+        :return: Q-values (members, B)
+        """
+        return self.ensemble(self.features_extractor(obs), members, actions).float()
 
     def target_q(self, obs: TensorDict, actions: th.Tensor) -> th.Tensor:
         """
@@ -249,6 +260,9 @@ class RLTPolicy(TD3Policy):
     :param train_vla: train a copy of the VLA with critics and actor: ``part`` ("head", "lora" or "all"), ``rank``,
         ``learning_rate`` and ``imitation_coef`` of :class:`~rlt_sb3.rlt.trained_vla.TrainVLA`, ``{}`` for its defaults;
         None: the VLA stays frozen
+    :param compile_mode: compile actor and critics with ``torch.compile`` in this mode: "default", or "reduce-overhead"
+        for CUDA graphs; for a GPU, where the launches of such small networks take longer than their arithmetic. The
+        first updates take a minute; numbers differ from those without it by rounding. None: nothing is compiled
     :param token_input: False: networks see ``proprio`` without ``z_rl`` (ablation)
     :param reference_input: False: the actor's network does not see ``vla_ref`` (ablation)
     :param act_with: actor that plays in rollouts and evaluation: "target", the slow copy of the actor, or "online"
@@ -288,6 +302,7 @@ class RLTPolicy(TD3Policy):
         gripper_flip: float | str = 0.0,
         train_token: dict[str, Any] | None = None,
         train_vla: dict[str, Any] | None = None,
+        compile_mode: str | None = None,
         token_input: bool = True,
         reference_input: bool = True,
         act_with: str = "target",
@@ -307,6 +322,8 @@ class RLTPolicy(TD3Policy):
         require("actor_std", actor_std, isinstance(actor_std, int | float) and actor_std >= 0.0, ">= 0")
         known = gripper_flip == "auto" or (isinstance(gripper_flip, int | float) and 0.0 <= gripper_flip <= 1.0)
         require("gripper_flip", gripper_flip, known, "'auto' or in [0, 1] (a probability)")
+        known = compile_mode is None or compile_mode in COMPILE_MODES
+        require("compile_mode", compile_mode, known, f"None or one of {COMPILE_MODES}")
         require("act_with", act_with, act_with in ("target", "online"), "'target' or 'online'")
         copy: Any = None
         if train_token is not None or train_vla is not None:
@@ -314,6 +331,7 @@ class RLTPolicy(TD3Policy):
                 ("train_token", TrainedTokenFeatures) if train_vla is None else ("train_vla", TrainedVLAFeatures)
             )
             require("token_input", token_input, token_input, f"True with {trains}")
+            require("compile_mode", compile_mode, compile_mode is None, f"None with {trains}")
             name, allowed = features_extractor_class.__name__, f"left out with {trains}, which has its own"
             require("features_extractor_class", name, features_extractor_class in (RLTFeatures, own), allowed)
             features_extractor_class, further = own, dict(train_token or {})
@@ -343,7 +361,7 @@ class RLTPolicy(TD3Policy):
         self.vla, self.train_token, self.train_vla = copy, train_token, train_vla  # one copy for all networks
         self.gripper_flip = gripper_flip
         self.token_input, self.reference_input = token_input, reference_input
-        self.critic_precision, self.layer_norm = critic_precision, layer_norm
+        self.critic_precision, self.layer_norm, self.compile_mode = critic_precision, layer_norm, compile_mode
         self.act_with, self.gated = act_with, gated
         self.share_features_extractor = False
         actor_arch, critic_arch = get_actor_critic_arch(self.net_arch)
@@ -369,6 +387,8 @@ class RLTPolicy(TD3Policy):
             self.actor_deployed, self.actor_on_trial = self._make_copies(), self._make_copies()
         for target in (self.actor_target, self.critic_target):
             target.requires_grad_(False)
+        if compile_mode is not None:
+            self._compile(compile_mode)
         self.token_training = None if train_token is None else TokenTraining(self, lr_schedule)
         self.vla_training = None if train_vla is None else VLATraining(self, settings, lr_schedule)
 
@@ -377,11 +397,18 @@ class RLTPolicy(TD3Policy):
         del data["share_features_extractor"]
         names = (
             "critic_precision", "layer_norm", "actor_mode", "actor_q", "actor_tau", "actor_std", "gripper_flip",
-            "train_token", "train_vla", "token_input", "reference_input", "act_with", "gated",
+            "train_token", "train_vla", "compile_mode", "token_input", "reference_input", "act_with", "gated",
         )  # fmt: skip
         data["features_extractor_kwargs"] = {k: v for k, v in self.features_extractor_kwargs.items() if k != "vla"}
         data["n_target_critics"] = self.critic_kwargs["n_target_critics"]
         return data | {name: getattr(self, name) for name in names}
+
+    def _compile(self, mode: str) -> None:
+        """Compile the networks of updates. Copies for trials and evaluation are small batches, and stay as they are."""
+        for critic in (self.critic, self.critic_target):
+            critic.values = th.compile(critic.values, mode=mode, dynamic=False)  # type: ignore[method-assign]
+        for actor in (self.actor, self.actor_target):
+            actor.forward = th.compile(actor.forward, mode=mode, dynamic=False)  # type: ignore[method-assign]
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         # RLT._sample_action adds the exploration noise

@@ -408,6 +408,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             count = min(at_once, gradient_steps - done)
             for batch in self.replay_buffer.sample_batches(count, batch_size, self._add_features):
                 self._n_updates += 1
+                if self.policy.compile_mode is not None:
+                    th.compiler.cudagraph_mark_step_begin()  # CUDA graphs may use the last update's memory again
                 critic_stats.append(self._update_critic(batch))
                 # counted over the life of the model: per call, calls with one update would never update the actor
                 if self._n_updates % self.policy_delay == 0:
