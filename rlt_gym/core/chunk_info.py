@@ -37,6 +37,7 @@ class Played:
     :param inner: Observations at those of the control steps s, 2s, ... < C that lie before step k, in order.
     :param reported: What the hooks reported about the chunk, see :meth:`rlt_gym.workers.hooks.WorkerHooks.end_chunk`.
     :param frames: If the environment is filmed, the frames after control steps 1 to k - 1.
+    :param goal_reached: What the simulator says about success, if somebody else decides about it; ``None``: nobody.
     """
 
     observation: Observation
@@ -45,6 +46,7 @@ class Played:
     inner: Sequence[Observation] = ()
     reported: dict[str, Any] = field(default_factory=dict)
     frames: Sequence[np.ndarray] = ()
+    goal_reached: bool | None = None
 
 
 def chunk_info(

@@ -16,6 +16,7 @@ from gymnasium.vector.utils import batch_space
 from rlt_gym.core.chunk_info import Observation, Played, Task, chunk_info, inner_info
 from rlt_gym.core.drawing import Drawing
 from rlt_gym.core.episodes import Episode, EpisodeSequence
+from rlt_gym.core.judging import Judging
 from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
@@ -26,7 +27,7 @@ __all__ = ["ChunkVectorEnv", "Infos", "Observation", "Played", "Task"]
 Infos = dict[str, Any]
 
 
-class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
+class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorEnv):
     """
     N environments that play chunks of C control steps together; a subclass adds the simulators.
 
@@ -376,7 +377,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
         if self._begun is None:
             raise NoAsyncCallError("call step_async() before step_wait()", "step_wait")
         (resting, chunks), self._begun = self._begun, None
-        played = self._end_play(chunks) if chunks else {}
+        played = self._judged(self._end_play(chunks)) if chunks else {}
         rewards = np.zeros(self.num_envs, dtype=np.float64)
         terminations = np.zeros(self.num_envs, dtype=bool)
         truncations = np.zeros(self.num_envs, dtype=bool)
@@ -432,18 +433,22 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, VectorEnv):
     def _info(self, env: int, played: Played | None = None, restarted: bool = False) -> dict[str, Any]:
         task = self.task(env)
         film = {"inner_frames": list(played.frames)} if played is not None and env in self._filmed else {}
-        return film | chunk_info(
-            (self.chunk_length, self.robot.action_size),
-            self._episode(env),
-            task.task_id,
-            task.instruction,
-            self._hooks,
-            self._reported[env],
-            step_rewards=None if played is None else played.step_rewards,
-            success=played is not None and played.success,
-            actions=None if played is None else self._asked[env],
-            restarted=restarted,
-            restarts=self._restarts[env],
+        return (
+            film
+            | self._judge_info(played)
+            | chunk_info(
+                (self.chunk_length, self.robot.action_size),
+                self._episode(env),
+                task.task_id,
+                task.instruction,
+                self._hooks,
+                self._reported[env],
+                step_rewards=None if played is None else played.step_rewards,
+                success=played is not None and played.success,
+                actions=None if played is None else self._asked[env],
+                restarted=restarted,
+                restarts=self._restarts[env],
+            )
         )
 
     def _batch(self) -> Observation:

@@ -73,6 +73,8 @@ class WorkerVectorEnv(ChunkVectorEnv):
     :raises WorkerError: No worker can be started.
     """
 
+    plays_on = True
+
     def __init__(
         self,
         simulator: str,
@@ -161,8 +163,9 @@ class WorkerVectorEnv(ChunkVectorEnv):
         self._unasked = self._pool.begin(self._questions(chunks))
 
     def _questions(self, chunks: dict[int, np.ndarray]) -> dict[int, tuple[str, dict[str, Any]]]:
+        asked: dict[str, Any] = {"observe_at": self._inner_steps, "until_success": self.until_success}
         return {
-            env: ("step", {"actions": chunk, "observe_at": self._inner_steps, "film": env in self._filmed})
+            env: ("step", {"actions": chunk, "film": env in self._filmed, **asked})
             for env, chunk in chunks.items()
             if env not in self._lost
         }

@@ -112,7 +112,12 @@ class MetaWorldSimulator:
         return bool(info["success"])
 
     def step_chunk(
-        self, actions: np.ndarray, *, observe_at: Collection[int] = (), choose: Choose | None = None
+        self,
+        actions: np.ndarray,
+        *,
+        observe_at: Collection[int] = (),
+        choose: Choose | None = None,
+        until_success: bool = True,
     ) -> ChunkResult:
         """
         Play a chunk of control steps, until the task is solved.
@@ -120,13 +125,14 @@ class MetaWorldSimulator:
         :param actions: float (k, 4).
         :param observe_at: Numbers (from 1) of the control steps inside the chunk after which to observe as well.
         :param choose: Asked before each control step what to do instead of its action.
+        :param until_success: False: play all of them.
         :return: What it did.
         """
         rewards, inner, success = [], [], False
         for action in actions:
             success = self.control_step(action if choose is None else choose(action))
             rewards.append(float(success))
-            if success:
+            if success and until_success:
                 break
             if len(rewards) in observe_at and len(rewards) < len(actions):
                 inner.append(self.observe())

@@ -9,6 +9,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from rlt_gym.core.chunk_vector_env import ChunkVectorEnv
+from rlt_gym.core.judging import Judged
 from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
@@ -18,6 +19,7 @@ from rlt_gym.vla.base import forward_seed
 from rlt_gym.vla.batches import run_vla
 
 if TYPE_CHECKING:
+    from rlt_gym.reward.model import RewardModel
     from rlt_gym.rl_token.base import Encoder
     from rlt_gym.rl_token.trainable import TrainableToken
     from rlt_gym.rl_token.trainable_vla import TrainableVLA
@@ -65,6 +67,9 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
     With ``show_task`` observations also have ``task`` (T,), float32: 1 at the place of the episode's task among the
     suite's T tasks, else 0. Policies that play several tasks in one scene read it.
 
+    With a ``reward_model`` its verdict about the VLA's tokens after a chunk replaces the simulator's in training
+    episodes (:class:`~rlt_gym.core.judging.Judging`), for one more forward pass of the VLA.
+
     ``metadata["fingerprint"]`` has the hashes of ``"vla"`` and ``"rl_token"``: runs compare them with what they were
     trained on.
 
@@ -77,6 +82,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
     :param show_pictures: Whether observations have ``pictures``, ``instruction`` and ``vla_seed``.
     :param show_task: Whether observations have ``task``. The raw environment says in ``metadata["n_tasks"]`` how many
         there are, and in its infos ``task_id``, from 0.
+    :param reward_model: Decides about success in training episodes; ``None``: the simulator does.
     :raises ValueError: If VLA, encoder and environment do not fit together.
     """
 
@@ -92,6 +98,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         show_tokens: bool = False,
         show_pictures: bool = False,
         show_task: bool = False,
+        reward_model: "RewardModel | None" = None,
     ) -> None:
         from rlt_gym.rl_token.io import frozen_fingerprint, load_rl_token
         from rlt_gym.vla.registry import load_vla
@@ -109,6 +116,10 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         self.vla = loaded
         self.encoder = load_rl_token(encoder, self.vla, device)
         self.metadata = {**env.metadata, "fingerprint": frozen_fingerprint(self.vla, self.encoder)}
+        self.reward_model = reward_model
+        if reward_model is not None:
+            raw: Any = env.unwrapped
+            raw.judge_success(self._judge)
         #: The raw environment's.
         self.autoreset_mode = mode
         self.device, self.show_tokens, self.show_pictures = device, show_tokens, show_pictures
@@ -240,6 +251,24 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
                 inner[key][valid] = value[self.num_envs + len(ended) :]
             infos = {**infos, "inner_obs": inner}
         return features, rewards, terminations, truncations, infos
+
+    def look(self, seen: Mapping[int, Judged]) -> "VLAOutput":
+        """
+        Show the VLA what environments show after a chunk.
+
+        :param seen: By environment, see :mod:`rlt_gym.core.judging`.
+        :return: What the VLA makes of it, in the same order.
+        """
+        rows = list(seen.values())
+        obs = {key: np.stack([row.observation[key] for row in rows]) for key in (*self._cameras, "proprio")}
+        obs["state"] = obs.pop("proprio").astype(np.float32)
+        seeds = [forward_seed(row.noise_seed, row.episode_steps) for row in rows]
+        return run_vla(self.vla, obs, [row.instruction for row in rows], seeds)
+
+    def _judge(self, seen: Mapping[int, Judged]) -> dict[int, bool]:
+        """Ask the reward model about the observations after a chunk."""
+        assert self.reward_model is not None
+        return dict(zip(seen, self.reward_model.verdicts(self.look(seen)).tolist(), strict=True))
 
     def _remember(self, infos: Mapping[str, Any]) -> None:
         _read_infos(infos, self._instruction, self._numbers)

@@ -16,6 +16,7 @@ from rlt_gym.rl_token.env import RLTokenVectorEnv, check_chunk_length, tokens_sh
 if TYPE_CHECKING:
     import os
 
+    from rlt_gym.reward.model import RewardModel
     from rlt_gym.rl_token.base import Encoder
     from rlt_gym.vla.base import FrozenVLA
 
@@ -33,6 +34,7 @@ def make_rl_token_vec(
     show_tokens: bool = False,
     show_pictures: bool = False,
     show_task: bool = False,
+    reward_model: str | os.PathLike[str] | RewardModel | None = None,
     flat: bool = False,
     **raw_env_kwargs: Any,
 ) -> RLTokenVectorEnv | FlatVectorEnv:
@@ -60,11 +62,14 @@ def make_rl_token_vec(
     :param show_pictures: Whether observations also have what the VLA reads, for a policy that trains a copy of it.
     :param show_task: Whether observations also have ``task`` (T,), which of the suite's T tasks is played: for a policy
         that plays several tasks.
+    :param reward_model: Decides about success in training episodes instead of the simulator: a file of ``rlt
+        train-reward``, or a model; ``None`` = the simulator decides.
     :param flat: Observation and action are vectors, see :class:`~rlt_gym.core.flat.FlatVectorEnv`.
     :param raw_env_kwargs: Further arguments of ``raw_env``.
     :return: The environment.
     :raises ValueError: If an argument is wrong; ``raw_env`` has not been called then.
     """
+    from rlt_gym.reward.model import load_reward_model
     from rlt_gym.rl_token.io import load_rl_token
     from rlt_gym.rl_token.trainable import TrainableToken
     from rlt_gym.rl_token.trainable_vla import gradients_of
@@ -87,13 +92,14 @@ def make_rl_token_vec(
         if flat:
             raise ValueError("show_pictures=True and flat=True: pictures are uint8, the vector is float32; drop one.")
         gradients_of(loaded)
+    judge = None if reward_model is None else load_reward_model(reward_model, loaded, device)
     # one made-up observation: what breaks the contract or does not fit into memory does so before simulators start
     example = example_observations(replace(loaded.spec, frame_size=frame_size, state_dim=robot.proprio_size), 1)
     encoder(run_vla(loaded, example, ["do nothing"], [0]))
     env = raw_env(loaded, chunk_length=chunk_length, image_size=frame_size, **raw_env_kwargs)
     try:
         raw = env if penalty is None else GripperPenalty(env, **penalty)
-        tokens = RLTokenVectorEnv(raw, loaded, encoder, device, show_tokens, show_pictures, show_task)
+        tokens = RLTokenVectorEnv(raw, loaded, encoder, device, show_tokens, show_pictures, show_task, judge)
         return FlatVectorEnv(tokens) if flat else tokens
     except BaseException:
         env.close()

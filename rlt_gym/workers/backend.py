@@ -61,7 +61,12 @@ class Simulator(Protocol):
         ...
 
     def step_chunk(
-        self, actions: np.ndarray, *, observe_at: Collection[int] = (), choose: Choose | None = None
+        self,
+        actions: np.ndarray,
+        *,
+        observe_at: Collection[int] = (),
+        choose: Choose | None = None,
+        until_success: bool = True,
     ) -> ChunkResult:
         """
         Play a chunk of control steps.
@@ -69,6 +74,8 @@ class Simulator(Protocol):
         :param actions: float (k, A); played until the goal is reached.
         :param observe_at: Numbers (from 1) of the control steps inside the chunk after which to observe as well.
         :param choose: Asked before each control step what to do instead of its action.
+        :param until_success: False: all of the actions are played, whether the goal is reached or not, since somebody
+            else decides about success. The result then says whether it is reached at the end.
         :return: What it did.
         """
         ...

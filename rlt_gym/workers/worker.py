@@ -98,14 +98,15 @@ class Worker:
         return self._pictures.put(observation, 0), reported
 
     def step(
-        self, actions: np.ndarray, observe_at: tuple[int, ...] = (), film: bool = False
+        self, actions: np.ndarray, observe_at: tuple[int, ...] = (), film: bool = False, until_success: bool = True
     ) -> tuple[dict[str, np.ndarray], np.ndarray, bool, list[dict[str, np.ndarray]], dict[str, Any], list[np.ndarray]]:
         """
-        Play a chunk until success. The last pictures are left in slot 0, those inside the chunk in slots 1, 2, ...
+        Play a chunk. The last pictures are left in slot 0, those inside the chunk in slots 1, 2, ...
 
         :param actions: float (k, A), already cut at the horizon.
         :param observe_at: Control steps (from 1) inside the chunk after which to observe as well.
         :param film: Whether to draw a frame between control steps.
+        :param until_success: As for :meth:`~rlt_gym.workers.backend.Simulator.step_chunk`.
         :return: The rest of the last observation, rewards of the executed steps, success, the rests of the inner
             observations, what the hooks say, and the frames after each executed control step but the last.
         """
@@ -113,7 +114,7 @@ class Worker:
         choose = self._hooks.begin_chunk()
         if film:
             choose = self._filming(choose, frames)
-        result = self._current.step_chunk(actions, observe_at=observe_at, choose=choose)
+        result = self._current.step_chunk(actions, observe_at=observe_at, choose=choose, until_success=until_success)
         reported = self._hooks.end_chunk()
         inner = [self._pictures.put(observation, slot) for slot, observation in enumerate(result.inner, start=1)]
         return self._pictures.put(result.observation, 0), result.step_rewards, result.success, inner, reported, frames

@@ -51,6 +51,7 @@ class MetricsCallback(StatefulCallback):
         self.window = window
         self.episodes: deque[tuple[bool, int]] = deque(maxlen=window)
         self.tasks: dict[int, deque[bool]] = {}  # task -> successes and failures
+        self.wrong: deque[bool] = deque(maxlen=window)  # verdicts of a reward model that the simulator does not share
         self.restarts = 0
         # of every vector step with rows in the buffer, oldest first: rows, chunks and critic updates at that time
         self.stamps: deque[tuple[int, int, int]] = deque()
@@ -68,6 +69,8 @@ class MetricsCallback(StatefulCallback):
                 steps = outcome.episode_steps if outcome.episode_steps is not None else chunks * len(outcome.executed)
                 self.episodes.append((outcome.success, int(steps)))
                 self.tasks.setdefault(outcome.task_id, deque(maxlen=self.window)).append(outcome.success)
+                if outcome.goal_reached is not None:
+                    self.wrong.append(outcome.success != outcome.goal_reached)
         self.logger.record("time/chunks", self.num_timesteps)
         self.logger.record("rollout/worker_restarts", self.restarts)
         if self.episodes:
@@ -78,6 +81,8 @@ class MetricsCallback(StatefulCallback):
                 self.logger.record("rollout/throughput", throughput(len(solved), total, frequency))
             if solved:
                 self.logger.record("rollout/steps_to_success", float(np.mean(solved)))
+        if self.wrong:
+            self.logger.record("rollout/judged_wrongly", float(np.mean(self.wrong)))
         if len(self.tasks) > 1:
             for task, successes in sorted(self.tasks.items()):
                 self.logger.record(f"rollout/success_rate_task_{task}", float(np.mean(successes)))

@@ -52,6 +52,11 @@ COMMANDS = {
         "rlt_gym.rl_token.probe.command:probe",
         "is an RL token any good: what can be read from it, as numbers and as a page; exit status 1 if it is not",
     ),
+    "train-reward": (
+        "rlt_gym.reward.training:TrainRewardConfig",
+        "rlt_gym.reward.training:train_reward",
+        "train a network that sees success in a frozen policy's tokens, as a reward without the simulator's predicate",
+    ),
     "encode-demos": (
         "rlt_gym.rl_token.encode_demos:EncodeDemosConfig",
         "rlt_gym.rl_token.encode_demos:encode_demos",

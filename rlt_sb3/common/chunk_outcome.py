@@ -32,6 +32,8 @@ class ChunkOutcome:
         sub-environments names them
     :param task_id: the episode's task
     :param episode_steps: control steps of the episode so far; None where the environment does not count them
+    :param goal_reached: whether the simulator's goal is reached, if a reward model decides about success; None: it does
+        not
     :param reward_terms: the parts of ``step_rewards`` by name, (C,) each
     :param inner_obs: observations inside the chunk, arrays (n, ...) by key; None where there are none
     :param inner_count: how many of them are valid
@@ -48,6 +50,7 @@ class ChunkOutcome:
     env: int | None = None
     task_id: int = 0
     episode_steps: int | None = None
+    goal_reached: bool | None = None
     reward_terms: Mapping[str, np.ndarray] = field(default_factory=dict)
     inner_obs: Mapping[str, np.ndarray] | None = None
     inner_count: int = 0
@@ -94,6 +97,8 @@ class ChunkOutcome:
             told["success"] = bool(info["is_success"])
         if "episode_steps" in info:
             told["episode_steps"] = int(info["episode_steps"])
+        if "goal_reached" in info:
+            told["goal_reached"] = bool(info["goal_reached"])
         if "inner_obs" in info:
             told |= {"inner_obs": info["inner_obs"], "inner_count": int(info["inner_count"])}
         told["broken"] = bool(info.get("worker_restarted", False))

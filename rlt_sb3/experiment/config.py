@@ -44,6 +44,8 @@ class EnvConfig:
     :param show_pictures: observations also have what the VLA reads, which ``rlt.policy_kwargs.train_vla`` needs
     :param show_task: observations also say which of the suite's tasks is played; the deployment gate and the pull then
         count each task by itself. For several tasks in one run
+    :param reward_model: file of ``rlt train-reward`` that decides about success in training episodes; evaluations go by
+        the simulator. None: the simulator decides
     :param assets: meshes and textures: "auto", "embedded", "official" or a folder
     :param max_episode_steps: control steps after which an episode is cut off; None: the environment's own default
     :param train_episode_steps: control steps after which a training episode is cut off, at most ``max_episode_steps``;
@@ -68,6 +70,7 @@ class EnvConfig:
     show_tokens: bool | None = None
     show_pictures: bool | None = None
     show_task: bool | None = None
+    reward_model: str | None = None
     assets: str | None = None
     max_episode_steps: int | None = None
     train_episode_steps: int | None = None

@@ -24,12 +24,12 @@ class Counter:
         self.count = float(index)
         return self.observe()
 
-    def step_chunk(self, actions, *, observe_at=(), choose=None):
+    def step_chunk(self, actions, *, observe_at=(), choose=None, until_success=True):
         rewards, inner = [], []
         for step, action in enumerate(actions, start=1):
             self.count += float(action[0] if choose is None else choose(action)[0])
             rewards.append(float(self.count >= self.goal))
-            if rewards[-1]:
+            if rewards[-1] and until_success:
                 break
             if step in observe_at:
                 inner.append(self.observe())

@@ -184,6 +184,7 @@ class LiberoSimulator:
         observe: bool = True,
         observe_at: Collection[int] = (),
         choose: Choose | None = None,
+        until_success: bool = True,
     ) -> ChunkResult:
         """
         Play a chunk of control steps.
@@ -192,6 +193,7 @@ class LiberoSimulator:
         :param observe: Draw pictures after the last executed step.
         :param observe_at: Numbers (from 1) of the control steps inside the chunk after which to observe as well.
         :param choose: Asked before each control step what to do instead of its action.
+        :param until_success: False: play all of them.
         :return: What it did.
         """
         rewards = []
@@ -200,7 +202,7 @@ class LiberoSimulator:
         for action in np.asarray(actions, dtype=np.float64):
             success = self._control_step(action if choose is None else choose(action))
             rewards.append(float(success))
-            if success:
+            if success and until_success:
                 break
             if len(rewards) in observe_at and len(rewards) < len(actions):
                 inner.append(self.observe())
