@@ -1,4 +1,4 @@
-"""Wrappers of the chunked vector environments: further reward terms, listed in the infos."""
+"""Wrappers of the chunked vector environments: the size of the reward, and further terms of it."""
 
 from typing import Any
 
@@ -9,6 +9,48 @@ from rlt_gym.core.robot_spec import RobotSpec
 from rlt_gym.core.split_step import SplitStepWrapper
 
 GRIPPER_SIGNALS = ("fingers", "command")
+
+
+class RewardScale(SplitStepWrapper):
+    """
+    Multiplies the reward of every control step, also in ``step_rewards`` of the infos, which chunked learners read.
+
+    ``metadata["reward_coef"]`` says by what.
+
+    :param env: Vector environment with ``step_rewards`` in its infos.
+    :param reward_coef: The factor, above 0.
+    :raises ValueError: A factor out of range.
+    """
+
+    def __init__(self, env: VectorEnv, reward_coef: float):
+        self.check_arguments(reward_coef)
+        super().__init__(env)
+        self.reward_coef = float(reward_coef)
+        self.metadata = {**env.metadata, "reward_coef": self.reward_coef}
+
+    @staticmethod
+    def check_arguments(reward_coef: float) -> None:
+        """
+        Check the factor before there is an environment.
+
+        :param reward_coef: The factor.
+        :raises ValueError: It is out of range.
+        """
+        if not isinstance(reward_coef, int | float) or not 0.0 < reward_coef < np.inf:
+            raise ValueError(f"reward_coef must be a number above 0, got {reward_coef!r}")
+
+    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """
+        Wait for the end of the step and multiply the rewards.
+
+        :return: What the environment returned, with its rewards times ``reward_coef``.
+        """
+        obs, rewards, terminations, truncations, infos = super().step_wait()
+        infos = {**infos, "step_rewards": infos["step_rewards"] * np.float32(self.reward_coef)}
+        if "final_info" in infos:
+            final = infos["final_info"]
+            infos["final_info"] = {**final, "step_rewards": final["step_rewards"] * np.float32(self.reward_coef)}
+        return obs, rewards * self.reward_coef, terminations, truncations, infos
 
 
 class GripperPenalty(SplitStepWrapper):

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from rlt_gym.core.files import atomic_write, write_json
-from rlt_gym.rl_token.encoder import select_tokens
 from rlt_gym.vla.base import FrozenVLA, VLAOutput
+from rlt_gym.vla.tokens import select_tokens
 
 #: Format in the metadata of a reward model's ``.safetensors`` file.
 FORMAT = "rlt_gym.reward/1"

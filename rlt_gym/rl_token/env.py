@@ -364,7 +364,7 @@ def shown_tokens(output: "VLAOutput", encoder: "Encoder", vla: "FrozenVLA") -> n
     :return: Float16 (B, M, H), valid ones first, zeros where there is none.
     :raises ValueError: If a number is too large for float16.
     """
-    from rlt_gym.rl_token.encoder import select_tokens
+    from rlt_gym.vla.tokens import select_tokens
 
     tokens, mask = select_tokens(output, getattr(getattr(encoder, "config", None), "kinds", ("all",)))
     shown = np.zeros((len(tokens), *tokens_shape(vla)), dtype=np.float16)

@@ -10,7 +10,7 @@ from gymnasium.vector import VectorEnv
 
 from rlt_gym.core.flat import FlatVectorEnv
 from rlt_gym.core.robot_spec import RobotSpec
-from rlt_gym.core.wrappers import GripperPenalty
+from rlt_gym.core.wrappers import GripperPenalty, RewardScale
 from rlt_gym.rl_token.env import RLTokenVectorEnv, check_chunk_length, tokens_shape
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def make_rl_token_vec(
     rl_token: str | os.PathLike[str] | Encoder = "auto",
     device: str = "cpu",
     image_size: int | None = None,
+    reward_coef: float = 1.0,
     gripper_penalty: float | Mapping[str, Any] | None = None,
     show_tokens: bool = False,
     show_pictures: bool = False,
@@ -55,6 +56,8 @@ def make_rl_token_vec(
     :param device: Where VLA and encoder run.
     :param image_size: Edge of the pictures in pixels; ``None`` = what the VLA's specification says, 128 if it says
         nothing. Another size than the VLA needs is refused.
+    :param reward_coef: What a success pays (:class:`~rlt_gym.core.wrappers.RewardScale`); the gripper's penalty comes
+        on top, as it is given.
     :param gripper_penalty: Cost of each opening or closing of the gripper, or a dict of all arguments of
         :class:`~rlt_gym.core.wrappers.GripperPenalty`; ``None`` for none.
     :param show_tokens: Whether observations also have ``vla_tokens``, the tokens that the encoder reads, for a policy
@@ -77,6 +80,7 @@ def make_rl_token_vec(
     from rlt_gym.vla.probing import example_observations
     from rlt_gym.vla.registry import load_vla
 
+    RewardScale.check_arguments(reward_coef)
     penalty = None if gripper_penalty is None else _penalty_arguments(gripper_penalty, robot)
     loaded = load_vla(vla, device, vla_kwargs)
     loaded.spec.check_robot(robot)
@@ -98,7 +102,8 @@ def make_rl_token_vec(
     encoder(run_vla(loaded, example, ["do nothing"], [0]))
     env = raw_env(loaded, chunk_length=chunk_length, image_size=frame_size, **raw_env_kwargs)
     try:
-        raw = env if penalty is None else GripperPenalty(env, **penalty)
+        scaled = env if reward_coef == 1.0 else RewardScale(env, reward_coef)
+        raw = scaled if penalty is None else GripperPenalty(scaled, **penalty)
         tokens = RLTokenVectorEnv(raw, loaded, encoder, device, show_tokens, show_pictures, show_task, judge)
         return FlatVectorEnv(tokens) if flat else tokens
     except BaseException:

@@ -17,9 +17,9 @@ from torch.nn.functional import pad
 
 from rlt_gym.core.imports import resolve_class
 from rlt_gym.data.demo_set import DemoRows
-from rlt_gym.rl_token.encoder import select_tokens
 from rlt_gym.rl_token.tokens import TokenOrigin, Tokens
 from rlt_gym.vla.base import FrozenVLA, VLAOutput
+from rlt_gym.vla.tokens import select_tokens
 
 #: Most rows of one forward pass without gradients.
 ROWS = 256

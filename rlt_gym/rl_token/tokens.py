@@ -10,9 +10,9 @@ from tqdm import tqdm
 
 from rlt_gym.data.demo_set import DemoReader, DemoRows
 from rlt_gym.data.sources import demo_sources
-from rlt_gym.rl_token.encoder import select_tokens
 from rlt_gym.vla.base import FrozenVLA, VLASpec, forward_seed
 from rlt_gym.vla.batches import run_vla
+from rlt_gym.vla.tokens import select_tokens
 
 
 @dataclass(frozen=True)

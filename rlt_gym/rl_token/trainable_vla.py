@@ -9,9 +9,10 @@ from torch import nn
 from torch.func import functional_call
 
 from rlt_gym.core.imports import resolve_class
-from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, select_tokens
+from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
 from rlt_gym.rl_token.pictures import read_instructions, read_seeds
 from rlt_gym.vla.base import FrozenVLA, VLAOutput
+from rlt_gym.vla.tokens import select_tokens
 
 PARTS = ("head", "lora", "all")
 TensorDict = Mapping[str, torch.Tensor]

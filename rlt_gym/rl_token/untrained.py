@@ -4,9 +4,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rlt_gym.rl_token.encoder import RLTokenEncoder, select_tokens
+from rlt_gym.rl_token.encoder import RLTokenEncoder
 from rlt_gym.rl_token.io import read_rl_token, shipped_rl_token
 from rlt_gym.vla.base import FrozenVLA, VLAOutput, fingerprint
+from rlt_gym.vla.tokens import select_tokens
 
 
 class MeanToken(nn.Module):

@@ -14,6 +14,7 @@ from rlt_sb3.common.chunk_off_policy import OVERLAP, check_names
 from rlt_sb3.common.gated_policy import n_tasks_of
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.schedules import ChunkSchedule
+from rlt_sb3.common.vec_env import metadata_of
 from rlt_sb3.rlt.trained_token import TOKENS
 from rlt_sb3.rlt.trained_vla import TrainVLA
 
@@ -112,6 +113,12 @@ def check_values(model: Any) -> None:
     bounds, shares = model.q_bounds, model.correction_range
     fits = bounds is None or (is_pair(bounds) and bounds[0] < bounds[1])
     require("q_bounds", fits, "None or (low, high), low < high")
+    pays = float(metadata_of(model.env).get("reward_coef", 1.0))
+    if bounds is not None and bounds[1] < pays != 1.0:
+        raise ValueError(
+            f"q_bounds={tuple(bounds)} would clip what a success pays, reward_coef={pays:g}: set q_bounds to "
+            f"(0, {pays:g}), and bc_coef to {pays:g} times what it would be without reward_coef."
+        )
     fits = is_pair(shares) and 0.0 <= shares[0] <= shares[1] < np.inf
     require("correction_range", fits, "(low, high), 0 <= low <= high < inf")
     assert isinstance(model.action_space, spaces.Box)

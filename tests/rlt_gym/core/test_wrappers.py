@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from rlt_gym.core.wrappers import GripperPenalty
+from rlt_gym.core.wrappers import GripperPenalty, RewardScale
 from rlt_gym.testing import FakeLiberoVectorEnv, check_vector_env
 
 
@@ -147,3 +147,26 @@ def test_fires_when_the_fingers_of_the_simulator_have_moved():
     crossings = np.flatnonzero(np.diff(np.array(openings) > 0.04)) + 1
     penalized = np.flatnonzero(rewards)
     assert len(crossings) == 2 and (np.abs(penalized - crossings) <= 4).all(), (penalized, crossings)
+
+
+def test_reward_coef_multiplies_every_reward():
+    env, plain = RewardScale(FakeLiberoVectorEnv(2, seed=0), 5.0), FakeLiberoVectorEnv(2, seed=0)
+    assert env.metadata["reward_coef"] == 5.0 and "reward_coef" not in plain.metadata
+    check_vector_env(env)
+    rng, paid, ended = np.random.default_rng(0), 0.0, 0
+    for one in (env, plain):
+        one.reset(seed=3)
+    for _ in range(60):
+        actions = rng.uniform(-1, 1, env.action_space.shape).astype(np.float32)
+        (_, rewards, *_, infos), (_, expected, *_, other) = env.step(actions), plain.step(actions)
+        np.testing.assert_allclose(rewards, 5.0 * expected)
+        np.testing.assert_allclose(infos["step_rewards"], 5.0 * other["step_rewards"])
+        assert ("final_info" in infos) == ("final_info" in other)
+        if "final_info" in infos:
+            np.testing.assert_allclose(infos["final_info"]["step_rewards"], 5.0 * other["final_info"]["step_rewards"])
+            ended += 1
+        paid += rewards.sum()
+    assert ended and paid > 0
+    for wrong in (0, -1.0, "5", float("inf")):
+        with pytest.raises(ValueError, match="reward_coef must be a number above 0"):
+            RewardScale(plain, wrong)

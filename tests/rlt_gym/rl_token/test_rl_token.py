@@ -8,10 +8,11 @@ import torch
 from vla_helpers import observations, tiny_vla, write_demos
 
 from rlt_gym.rl_token.decoder import RLTokenDecoder, reconstruction_loss
-from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, select_tokens
+from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
 from rlt_gym.rl_token.io import load_rl_token, save_rl_token
 from rlt_gym.rl_token.pretrain import PretrainTokenConfig, pretrain_token
 from rlt_gym.vla.base import VLAOutput
+from rlt_gym.vla.tokens import select_tokens
 
 CONFIG = RLTokenConfig(token_dim=12, max_tokens=20, z_dim=10, width=16, heads=2, context_dropout=0.0)
 

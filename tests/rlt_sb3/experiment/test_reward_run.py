@@ -32,6 +32,6 @@ def test_run(tmp_path):
     last = {name: values[~np.isnan(values)][-1] for name, values in metrics.items() if (~np.isnan(values)).any()}
     assert last["rollout/success_rate"] == 1.0 and last["rollout/judged_wrongly"] == 1.0
     assert last["rollout/ep_len_mean"] == 1.0 and last["selection/success_rate"] == 0.0
-    assert result.after.successes == 0  # nothing is solved in 24 control steps
+    assert result.best.successes == 0  # nothing is solved in 24 control steps
     with pytest.raises(ValueError, match="There is no reward model at nowhere"):
         train(TrainConfig(out=str(tmp_path), env=EnvConfig(reward_model="nowhere.safetensors"), progress=False))

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from rlt_models import fast, make_model, make_venv
 
+from rlt_gym.core.wrappers import RewardScale
+from rlt_gym.testing import FakeRLTokenVectorEnv
+from rlt_sb3 import GymnasiumVecEnv
 from rlt_sb3.common.chunk_outcome import ChunkOutcome
 from rlt_sb3.common.value_bias import ValueBias
 
@@ -57,3 +60,15 @@ def test_the_last_chunk_has_a_return_of_its_own():
     for rewards, done in (([0.0, 0.0], False), ([0.0, 3.0], True)):
         tracker.step([ChunkOutcome(2, np.array(rewards), np.zeros((2, 1)))], np.array([done]), None)
     assert tracker.range == (0.5**3 * 3, 0.5 * 3)
+
+
+def test_a_reward_that_the_bounds_would_clip_is_refused():
+    venv = GymnasiumVecEnv(RewardScale(FakeRLTokenVectorEnv(2), 5.0))
+    message = (
+        r"q_bounds=\(0.0, 1.0\) would clip what a success pays, reward_coef=5: set q_bounds to \(0, 5\), and bc_coef"
+    )
+    with pytest.raises(ValueError, match=message):
+        make_model(venv=venv)
+    model = make_model(venv=venv, q_bounds=(0.0, 5.0), **fast()).learn(60)
+    paid = model.replay_buffer.storage.step_rewards
+    assert np.isin(paid, (0.0, 5.0)).all() and paid.max() == 5.0
