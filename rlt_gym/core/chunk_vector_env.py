@@ -1,4 +1,8 @@
-"""The base class of vector environments whose action is a chunk of control steps."""
+"""
+The base class of vector environments whose action is a chunk of control steps.
+
+Long because resets, the two parts of a step and three modes of autoreset share one state.
+"""
 
 from __future__ import annotations
 
