@@ -1,13 +1,12 @@
-"""Messages between an environment and a worker, over a socket.
+"""Messages between an environment and a worker, over a socket: plain data and arrays, no pickles.
 
-Neither side may rely on the other having the same Python or numpy (:mod:`rlt_gym.workers.launch`): arrays travel as
-their bytes, since numpy 2 pickles them under module names that numpy 1 does not know.
+Neither side may rely on the other having the same Python or numpy (:mod:`rlt_gym.workers.launch`). A message is JSON,
+in which each array, number of numpy and text of bytes stands for a part of the bytes that follow.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
+import json
 import socket
 import struct
 import time
@@ -15,37 +14,78 @@ from typing import Any
 
 import numpy as np
 
-_LENGTH = struct.Struct("!Q")
-_PROTOCOL = 4  # of Python 3.8
-
-
-def _array(dtype: str, shape: tuple[int, ...], content: bytes) -> np.ndarray:
-    return np.frombuffer(content, dtype=np.dtype(dtype)).reshape(shape).copy()
-
-
-def _scalar(dtype: str, content: bytes) -> Any:
-    return np.frombuffer(content, dtype=np.dtype(dtype))[0]
-
-
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is np.ndarray and not obj.dtype.hasobject and obj.dtype.names is None:
-            return _array, (obj.dtype.str, obj.shape, obj.tobytes())
-        if isinstance(obj, np.generic):
-            return _scalar, (obj.dtype.str, obj.tobytes())
-        return NotImplemented
+_LENGTHS = struct.Struct("!QQ")  # of the message, and of its JSON
+_PLAIN = (type(None), bool, int, float, str)
 
 
 def encode(message: Any) -> bytes:
     """
-    Pickle a message.
+    Write a message.
 
-    :param message: Anything picklable whose classes both sides have.
-    :return: A pickle that any numpy can read.
+    :param message: ``None``, truth values, numbers, texts, bytes, lists, tuples, dicts, arrays and numbers of numpy.
+    :return: Its bytes.
+    :raises TypeError: Something else is in it.
     """
-    buffer = io.BytesIO()
-    _Pickler(buffer, protocol=_PROTOCOL).dump(message)
-    return buffer.getvalue()
+    blobs: list[bytes] = []
+
+    def plain(value: Any) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is list:
+            return [plain(entry) for entry in value]
+        if kind is tuple:
+            return {"tuple": [plain(entry) for entry in value]}
+        if kind is dict:
+            return {"dict": [[plain(key), plain(entry)] for key, entry in value.items()]}
+        if isinstance(value, str):  # numpy's
+            return str(value)
+        if kind is bytes:
+            blobs.append(value)
+            return {"bytes": len(value)}
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
+            blobs.append(value.tobytes())
+            name = "array" if isinstance(value, np.ndarray) else "number"
+            return {name: [value.dtype.str, list(value.shape), len(blobs[-1])]}
+        raise TypeError(f"messages to and from workers hold plain data and arrays, got {kind.__name__}")
+
+    text = json.dumps(plain(message)).encode()
+    content = b"".join([text, *blobs])
+    return _LENGTHS.pack(len(content), len(text)) + content
+
+
+def decode(content: bytes, text: int) -> Any:
+    """
+    Read a message.
+
+    :param content: Its bytes after the lengths.
+    :param text: Length of the JSON.
+    :return: The message; arrays are new ones.
+    """
+    place = text
+
+    def take(length: int) -> bytes:
+        nonlocal place
+        place += length
+        return content[place - length : place]
+
+    def value_of(entry: Any) -> Any:
+        if type(entry) is list:
+            return [value_of(one) for one in entry]
+        if type(entry) is not dict:
+            return entry
+        ((name, value),) = entry.items()
+        if name == "tuple":
+            return tuple(value_of(one) for one in value)
+        if name == "dict":
+            return {value_of(key): value_of(one) for key, one in value}
+        if name == "bytes":
+            return take(value)
+        dtype, shape, length = value
+        array = np.frombuffer(take(length), dtype=np.dtype(dtype)).reshape(shape)
+        return array.copy() if name == "array" else array[()]
+
+    return value_of(json.loads(content[:text].decode()))
 
 
 class Channel:
@@ -64,11 +104,12 @@ class Channel:
 
         :param message: As for :func:`encode`.
         :param timeout: Seconds; ``None``: without end.
+        :raises TypeError: As of :func:`encode`; nothing has been sent.
         :raises OSError: The other end is gone, or did not read for ``timeout`` seconds (``socket.timeout``).
         """
         content = encode(message)
         self._socket.settimeout(timeout)
-        self._socket.sendall(_LENGTH.pack(len(content)) + content)
+        self._socket.sendall(content)
 
     def receive(self, timeout: float | None = None) -> Any:
         """
@@ -80,8 +121,8 @@ class Channel:
         :raises OSError: So is this one, or no whole message came within ``timeout`` seconds (``socket.timeout``).
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
-        return pickle.loads(self._read(length, deadline))
+        length, text = _LENGTHS.unpack(self._read(_LENGTHS.size, deadline))
+        return decode(self._read(length, deadline), text)
 
     def _read(self, length: int, deadline: float | None) -> bytes:
         content = bytearray(length)

@@ -191,7 +191,10 @@ def serve(
         except Exception:
             answer = (number, "error", traceback.format_exc())
         try:
-            channel.send(answer)
+            try:
+                channel.send(answer)
+            except TypeError:  # what a function returned is no plain data
+                channel.send((number, "error", traceback.format_exc()))
             _trim_log()
         except OSError:
             return
