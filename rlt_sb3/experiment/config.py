@@ -138,8 +138,7 @@ class TrainConfig:
     :param env: the environment
     :param rollout: where training episodes are played: on this machine, or by workers on a cluster
     :param ray: the cluster
-    :param algorithm: "rlt", "tqc" (the baseline: sb3-contrib's TQC on the same observations),
-        or another registered algorithm
+    :param algorithm: a name of ``rlt list``, e.g. "rlt" or "tqc" (sb3-contrib's TQC on the same observations)
     :param algorithms: algorithm -> keyword arguments of its class, which ``rlt train --help`` lists. In a file and on
         the command line each algorithm is a section: ``rlt: {bc_coef: 5}``, ``--rlt.bc_coef 5``. A class is written
         "torch.nn:GELU", a linear schedule ``{start: 20, end: 5, end_fraction: 0.5}``
@@ -152,14 +151,14 @@ class TrainConfig:
     :param keep_checkpoints: number of checkpoints that can be resumed; older ones keep only their model
     :param guard: what to do when a selection evaluation is below the frozen VLA's 95 % interval: "warn", or "restore"
         (the best networks so far replace the present ones)
-    :param accept_poor_token: train on an RL token all the same whose report says that it does not keep a limit of
-        ``rlt probe``; without this it is refused
+    :param accept_poor_token: train also on an RL token whose report says that it misses a limit of ``rlt probe``
     :param video_every: film every n-th training episode, and every n-th selection state
     :param wandb: keyword arguments of ``wandb.init``, e.g. ``{project: rlt}``, to log to Weights & Biases as well
     :param resume: folder of a run, or one of its checkpoints, to resume
     :param seed: seed of the algorithm and of the initial states of training
     :param torch_threads: threads of torch in the training process; None: one if the networks train on the CPU (the
         simulators need the other cores, and results do not depend on the number of cores), else torch's own default
+    :param deterministic: let torch use deterministic operations only; for a GPU, where others round as they come
     :param log_interval: episodes between two rows of metrics.csv
     :param progress: show a progress bar
     """
@@ -184,6 +183,7 @@ class TrainConfig:
     resume: str | None = None
     seed: int = 0
     torch_threads: int | None = None
+    deterministic: bool = False
     log_interval: int = 4
     progress: bool = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -153,3 +154,16 @@ def set_threads(threads: int | None, device: str) -> None:
         threads = 1
     if threads is not None:
         torch.set_num_threads(threads)
+
+
+def set_deterministic(deterministic: bool) -> None:
+    """
+    Let torch use deterministic operations only, or any. It must be said before torch uses a GPU.
+
+    :param deterministic: whether only deterministic ones; an operation that has no such form then raises an error
+    """
+    import torch
+
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)

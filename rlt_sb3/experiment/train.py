@@ -22,7 +22,7 @@ from rlt_sb3.experiment.checkpoints import Checkpoint, find_checkpoint, later_ch
 from rlt_sb3.experiment.collecting import make_collectors
 from rlt_sb3.experiment.config import TrainConfig, load_config, save_config
 from rlt_sb3.experiment.context import Run
-from rlt_sb3.experiment.environment import check_device, make_env, make_training_env, set_threads
+from rlt_sb3.experiment.environment import check_device, make_env, make_training_env, set_deterministic, set_threads
 from rlt_sb3.experiment.interrupt import Interrupt
 from rlt_sb3.experiment.models import as_predictor, load_model, resolve_settings
 from rlt_sb3.experiment.practice import lowest_point, milestones, training_minutes
@@ -92,6 +92,7 @@ def train(config: TrainConfig) -> TrainResult:
     if folder is None:  # a run that was begun goes on
         check_token(config.env, config.accept_poor_token)
     set_threads(config.torch_threads, device)
+    set_deterministic(config.deterministic)
     with _cluster(config):
         result = _train(config, folder, checkpoint, data)
     write_report(result.run)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from run_helpers import SMALL_RLT
 
 from rlt_gym.reward.model import RewardModel, RewardModelConfig, save_reward_model
@@ -25,6 +26,7 @@ def test_run(tmp_path):
         algorithms={"rlt": SMALL_RLT},
         evaluation=EvalSettings(n_states=2, selection_states=2, selection_every=20, record_states=0, videos=False),
         total_chunks=40,
+        deterministic=True,
         progress=False,
     )
     result = train(config)
@@ -32,6 +34,8 @@ def test_run(tmp_path):
     last = {name: values[~np.isnan(values)][-1] for name, values in metrics.items() if (~np.isnan(values)).any()}
     assert last["rollout/success_rate"] == 1.0 and last["rollout/judged_wrongly"] == 1.0
     assert last["rollout/ep_len_mean"] == 1.0 and last["selection/success_rate"] == 0.0
+    assert torch.are_deterministic_algorithms_enabled()
     assert result.best.successes == 0  # nothing is solved in 24 control steps
+    torch.use_deterministic_algorithms(False)
     with pytest.raises(ValueError, match="There is no reward model at nowhere"):
         train(TrainConfig(out=str(tmp_path), env=EnvConfig(reward_model="nowhere.safetensors"), progress=False))
