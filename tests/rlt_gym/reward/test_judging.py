@@ -42,6 +42,7 @@ def play(env, judge, split="train"):
             ended = terminations[index] or truncations[index]
             info = {key: (infos["final_info"] if ended else infos)[key][index] for key in KEYS}
             if info["chunk_steps"]:
+                assert info["chunk_steps"] == 8 or env.unwrapped.until_success
                 rewards.append(reward[index])
                 reached.append(info["goal_reached"])
                 assert info["step_rewards"].sum() == reward[index]

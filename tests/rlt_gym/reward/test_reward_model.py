@@ -12,6 +12,7 @@ from rlt_gym.reward.model import RewardModel, RewardModelConfig, load_reward_mod
 from rlt_gym.reward.training import Labels, TrainRewardConfig, fit, lowest_threshold, measure, train_reward
 from rlt_gym.vla import load_vla
 from rlt_gym.vla.base import TOKEN_KINDS, VLAOutput
+from rlt_gym.vla.batches import run_vla
 
 
 def output_of(tokens, mask):
@@ -118,7 +119,7 @@ def test_bad_settings(wrong, message):
         TrainRewardConfig(**wrong)
 
 
-def test_from_rollouts_to_practice(tmp_path):
+def test_from_rollouts_to_practice(tmp_path, monkeypatch):
     """On LIBERO: rollouts, a model, its file, an environment that asks it."""
     path = tmp_path / "reward.safetensors"
     settings = {"assets": "embedded", "train_episode_steps": 120}
@@ -130,7 +131,19 @@ def test_from_rollouts_to_practice(tmp_path):
     assert 0.5 <= said["threshold"] < 1.0 and said["held_out"]["false_positive_chunks"]["of"] > 10
     env = make_rl_token_libero_vec(1, "libero_goal", [1], reward_model=path, seed=0, **settings)
     try:
-        env.reward_model.config = RewardModelConfig(128, threshold=0.0)  # everything is a success
+        calls = []
+
+        def noted(vla, obs, tasks, seeds):
+            calls.append((list(tasks), list(seeds), obs["state"].tolist()))
+            return run_vla(vla, obs, tasks, seeds)
+
+        monkeypatch.setattr("rlt_gym.rl_token.env.run_vla", noted)
+        env.reward_model.config = RewardModelConfig(128, threshold=1.0)  # nothing is a success
+        obs, _ = env.reset(seed=0)
+        env.step(obs["vla_ref"])
+        at_reset, judged, shown = calls
+        assert judged == shown and judged[1] != at_reset[1]  # the judge sees what the policy will see
+        env.reward_model.config = RewardModelConfig(128, threshold=0.0)  # everything is
         obs, _ = env.reset(seed=0)
         _, rewards, terminations, _, infos = env.step(obs["vla_ref"])
         assert rewards.tolist() == [1.0] and terminations.all()
