@@ -20,6 +20,7 @@ from rlt_sb3.common.gated_policy import TaskActors, n_tasks_of
 from rlt_sb3.common.hardware import has_bfloat16
 from rlt_sb3.common.torch_utils import AntiWindupClamp, EnsembleMLP
 from rlt_sb3.rlt.features import RLTFeatures, TensorDict
+from rlt_sb3.rlt.gripper_critic import GripperCritic, GripperTraining
 from rlt_sb3.rlt.trained_token import TokenTraining, TrainedTokenFeatures
 from rlt_sb3.rlt.trained_vla import TrainedVLAFeatures, TrainVLA, VLATraining
 
@@ -46,6 +47,8 @@ class RLTActor(Actor):
     :param normalize_images: unused, there are no pictures
     :param mode: "residual" or "direct"
     :param reference_input: False: ``f`` does not see ``vla_ref`` (ablation; "residual" still adds to it)
+    :param gripper_critic: arguments of a :class:`~rlt_sb3.rlt.gripper_critic.GripperCritic`, which decides whether the
+        gripper is reversed; None: there is none
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class RLTActor(Actor):
         normalize_images: bool = True,
         mode: str = "residual",
         reference_input: bool = True,
+        gripper_critic: dict[str, Any] | None = None,
     ):
         super(Actor, self).__init__(
             observation_space,
@@ -80,9 +84,12 @@ class RLTActor(Actor):
             assert isinstance(last, nn.Linear)
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
+        self.gripper_kwargs = gripper_critic
+        self.gripper_critic = None if gripper_critic is None else GripperCritic(features_dim, **gripper_critic)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        return super()._get_constructor_parameters() | {"mode": self.mode, "reference_input": self.reference_input}
+        own = {"mode": self.mode, "reference_input": self.reference_input, "gripper_critic": self.gripper_kwargs}
+        return super()._get_constructor_parameters() | own
 
     def forward(self, obs: TensorDict, keep_reference: th.Tensor | None = None) -> th.Tensor:  # type: ignore[override]
         """
@@ -97,14 +104,17 @@ class RLTActor(Actor):
         if isinstance(self.features_extractor, TrainedVLAFeatures):
             obs = self.features_extractor.see(obs)
         reference = obs["vla_ref"].float().flatten(1)
-        features = self.features_extractor(obs)
+        features = seen_features = self.features_extractor(obs)
         if self.reference_input:
             # Dropout hides the reference from the network only. If it were missing from the sum below as well, the
             # network would learn to produce whole chunks for these rows, which is wrong for all others.
             seen = reference if keep_reference is None else reference * keep_reference
             features = th.cat([features, seen], dim=1)
         output = self.mu(features)
-        return AntiWindupClamp.apply(reference + output if self.mode == "residual" else output)
+        chunks = AntiWindupClamp.apply(reference + output if self.mode == "residual" else output)
+        if self.gripper_critic is None:
+            return chunks
+        return self.gripper_critic.command(chunks, obs["vla_ref"].float(), seen_features)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         # RLT._sample_action adds the exploration noise
@@ -254,6 +264,9 @@ class RLTPolicy(TD3Policy):
         pull is then towards the opposite where critics prefer it (:func:`~rlt_sb3.rlt.gripper.pull_gripper`). 0.02 is
         for a VLA that does not let go, or does not grasp. "auto": 0.02 once a trial in some of the episodes has shown
         that it helps (:class:`~rlt_sb3.rlt.gripper.GripperTrial`). 0: neither
+    :param gripper_critic: a critic of the gripper's command alone decides where it is reversed, instead of the pull:
+        ``n_critics``, ``net_arch`` and ``margin`` of :class:`~rlt_sb3.rlt.gripper_critic.GripperCritic` (RLT adds its
+        place), ``{}`` for its defaults. It learns from chunks that ``gripper_flip`` reverses. None: no such critic
     :param train_token: train the RL token's encoder with the critics: ``encoder_lr`` and ``recon_coef`` of
         :class:`~rlt_sb3.rlt.trained_token.TrainedTokenFeatures` (RLT adds its other arguments), ``{}`` for its
         defaults; None: it stays frozen
@@ -300,6 +313,7 @@ class RLTPolicy(TD3Policy):
         actor_tau: float | None = None,
         actor_std: float = 0.0,
         gripper_flip: float | str = 0.0,
+        gripper_critic: dict[str, Any] | None = None,
         train_token: dict[str, Any] | None = None,
         train_vla: dict[str, Any] | None = None,
         compile_mode: str | None = None,
@@ -322,6 +336,11 @@ class RLTPolicy(TD3Policy):
         require("actor_std", actor_std, isinstance(actor_std, int | float) and actor_std >= 0.0, ">= 0")
         known = gripper_flip == "auto" or (isinstance(gripper_flip, int | float) and 0.0 <= gripper_flip <= 1.0)
         require("gripper_flip", gripper_flip, known, "'auto' or in [0, 1] (a probability)")
+        if gripper_critic is not None:
+            explores = not isinstance(gripper_flip, str) and gripper_flip > 0.0
+            require("gripper_flip", gripper_flip, explores, "a number > 0 with gripper_critic, which learns from it")
+            for name, value in (("train_token", train_token), ("train_vla", train_vla), ("compile_mode", compile_mode)):
+                require(name, value, value is None, "None with gripper_critic")
         known = compile_mode is None or compile_mode in COMPILE_MODES
         require("compile_mode", compile_mode, known, f"None or one of {COMPILE_MODES}")
         require("act_with", act_with, act_with in ("target", "online"), "'target' or 'online'")
@@ -359,7 +378,7 @@ class RLTPolicy(TD3Policy):
         self.activation_fn = activation_fn
         self.actor_mode, self.actor_q, self.actor_tau, self.actor_std = actor_mode, actor_q, actor_tau, actor_std
         self.vla, self.train_token, self.train_vla = copy, train_token, train_vla  # one copy for all networks
-        self.gripper_flip = gripper_flip
+        self.gripper_flip, self.gripper_critic = gripper_flip, gripper_critic
         self.token_input, self.reference_input = token_input, reference_input
         self.critic_precision, self.layer_norm, self.compile_mode = critic_precision, layer_norm, compile_mode
         self.act_with, self.gated = act_with, gated
@@ -372,7 +391,9 @@ class RLTPolicy(TD3Policy):
             "activation_fn": self.activation_fn,
             "normalize_images": normalize_images,
         }
-        self.actor_kwargs = self.net_args | {"mode": actor_mode, "reference_input": reference_input}
+        self.actor_kwargs = self.net_args | {
+            "mode": actor_mode, "reference_input": reference_input, "gripper_critic": gripper_critic
+        }  # fmt: skip
         self.critic_kwargs = self.net_args | {
             "n_critics": n_critics,
             "net_arch": critic_arch,
@@ -389,6 +410,7 @@ class RLTPolicy(TD3Policy):
             target.requires_grad_(False)
         if compile_mode is not None:
             self._compile(compile_mode)
+        self.gripper_training = None if gripper_critic is None else GripperTraining(self, lr_schedule)
         self.token_training = None if train_token is None else TokenTraining(self, lr_schedule)
         self.vla_training = None if train_vla is None else VLATraining(self, settings, lr_schedule)
 
@@ -397,7 +419,8 @@ class RLTPolicy(TD3Policy):
         del data["share_features_extractor"]
         names = (
             "critic_precision", "layer_norm", "actor_mode", "actor_q", "actor_tau", "actor_std", "gripper_flip",
-            "train_token", "train_vla", "compile_mode", "token_input", "reference_input", "act_with", "gated",
+            "gripper_critic", "train_token", "train_vla", "compile_mode", "token_input", "reference_input", "act_with",
+            "gated",
         )  # fmt: skip
         data["features_extractor_kwargs"] = {k: v for k, v in self.features_extractor_kwargs.items() if k != "vla"}
         data["n_target_critics"] = self.critic_kwargs["n_target_critics"]
@@ -423,6 +446,12 @@ class RLTPolicy(TD3Policy):
         copy averages these changes out.
         """
         return self.actor_target if self.act_with == "target" else self.actor
+
+    @property
+    def optimizers(self) -> list[th.optim.Optimizer]:
+        """The optimizers that follow the learning rate."""
+        of_gripper = [] if self.gripper_training is None else [self.gripper_training.optimizer]
+        return [self.actor.optimizer, self.critic.optimizer, *of_gripper]
 
     @property
     def starts_at_vla(self) -> bool:

@@ -264,6 +264,11 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         robot = metadata_of(self.env).get("robot")
         if robot is not None:
             self.gripper = getattr(robot, "gripper_index", None)
+        of_gripper = self.policy_kwargs.get("gripper_critic")
+        if of_gripper is not None and "place" not in of_gripper:
+            if self.gripper is None:
+                raise ValueError("gripper_critic needs a robot with a gripper: leave it out for this environment.")
+            self.policy_kwargs["gripper_critic"] = {**of_gripper, "place": self.gripper}
         token = self.policy_kwargs.get("train_token")
         if token is not None and "architecture" not in token:
             assert isinstance(self.observation_space, spaces.Dict) and self.env is not None
@@ -353,7 +358,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
     @property
     def corrects_gripper(self) -> bool:
         """Whether the pull reverses the gripper where critics prefer it."""
-        return self.gripper is not None and self.gripper_trial is not None and self.gripper_trial.corrects
+        by_pull = self.gripper is not None and self.policy.gripper_training is None
+        return by_pull and self.gripper_trial is not None and self.gripper_trial.corrects
 
     def end_trajectories(self) -> None:
         """End all trajectories, because the environments are about to be reset from outside."""
@@ -395,7 +401,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             return
         self._measure_unit()
         self.policy.set_training_mode(True)
-        self._update_learning_rate([self.actor.optimizer, self.critic.optimizer])
+        self._update_learning_rate(self.policy.optimizers)
         critic_stats: list[th.Tensor] = []
         actor_stats: list[th.Tensor] = []
         vla_stats: list[th.Tensor] = []
@@ -427,6 +433,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         if critic_stats:
             names = ["critic_loss", "q_mean", "q_std", "target_mean", "target_min", "target_max"]
             names += [] if self.policy.token_training is None else ["recon_loss"]
+            names += [] if self.policy.gripper_training is None else ["gripper_loss"]
             for name, value in zip(names, th.stack(critic_stats).mean(0).tolist(), strict=True):
                 self.logger.record_mean(f"train/{name}", value)
             loss = th.stack(critic_stats)[:, 0].mean().item()
@@ -470,7 +477,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
         :param batch: rows
         :return: loss (summed over the ensemble), mean Q, its spread over the ensemble, mean / min / max target, and the
-            loss of reconstruction if the RL token is trained
+            losses of reconstruction and of the gripper's critic if they are trained
         """
         training = self.policy.token_training
         if training is not None:
@@ -499,7 +506,25 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         with th.no_grad():
             spread = q_values.std(0, unbiased=False).mean()
             stats = [loss, q_values.mean(), spread, targets.mean(), targets.min(), targets.max()]
-            return th.stack(stats if training is None else [*stats, recon_loss])
+            stats += [] if training is None else [recon_loss]
+        if self.policy.gripper_training is not None:
+            stats.append(self._update_gripper(batch))
+        return th.stack([stat.detach() for stat in stats])
+
+    def _update_gripper(self, batch: ChunkBatch) -> th.Tensor:
+        """Update the critic of the gripper on one batch, and return its loss."""
+        training = self.policy.gripper_training
+        assert training is not None
+        if self._warming_up:
+            training.follow(self.tau)
+        else:
+            training.activate()
+        with th.no_grad():
+            features, of_next = (
+                self.actor.features_extractor(observations)
+                for observations in (batch.observations, batch.next_observations)
+            )
+        return training.step(batch, features, of_next, self.q_bounds)
 
     def _update_actor(self, batch: ChunkBatch, follow_q: bool = True) -> th.Tensor:
         """
@@ -520,6 +545,10 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         if follow_q and self.corrects_gripper:
             assert self.gripper is not None
             bc_target = pull_gripper(self.critic, observations, actions, bc_target, self.gripper)
+        elif self.actor.gripper_critic is not None:  # no distance to commands that the actor does not choose
+            bc_target = self.actor.gripper_critic.command(
+                bc_target, observations["vla_ref"].float(), self.actor.features_extractor(observations)
+            )
         difference = actions - bc_target
         squared = times_per_dimension(difference, 1.0 / self.action_unit).pow(2)
         # reference dropout does not change the target of the pull
@@ -559,7 +588,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         networks, variables = super()._get_torch_save_params()
-        for name in ("token_training", "vla_training"):
+        for name in ("gripper_training", "token_training", "vla_training"):
             networks += [f"policy.{name}.optimizer"] if getattr(self.policy, name) else []
         return networks, variables
 

@@ -15,6 +15,7 @@ from rlt_sb3.common.gated_policy import n_tasks_of
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.schedules import ChunkSchedule
 from rlt_sb3.common.vec_env import metadata_of
+from rlt_sb3.rlt.gripper_critic import GripperCritic
 from rlt_sb3.rlt.trained_token import TOKENS
 from rlt_sb3.rlt.trained_vla import TrainVLA
 
@@ -135,7 +136,8 @@ def check_values(model: Any) -> None:
 
 
 def _check_training(model: Any) -> None:
-    """Refuse a token or a VLA that is to learn from rows that lack what it reads."""
+    """Refuse unknown settings of what learns beside RLT, and a token or a VLA whose rows would lack what it reads."""
+    check_names(model.policy_kwargs.get("gripper_critic"), GripperCritic, "RLT", "policy_kwargs.gripper_critic")
     token, vla = (model.policy_kwargs.get(name) for name in ("train_token", "train_vla"))
     offline = model.replay_buffer_kwargs.get("offline_data") is not None
     if n_tasks_of(model.observation_space) is not None:
