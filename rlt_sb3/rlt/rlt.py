@@ -515,16 +515,17 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         """Update the critic of the gripper on one batch, and return its loss."""
         training = self.policy.gripper_training
         assert training is not None
-        if self._warming_up:
-            training.follow(self.tau)
-        else:
-            training.activate()
         with th.no_grad():
             features, of_next = (
                 self.actor.features_extractor(observations)
                 for observations in (batch.observations, batch.next_observations)
             )
-        return training.step(batch, features, of_next, self.q_bounds)
+        loss = training.step(batch, features, of_next, self.q_bounds)
+        if self._warming_up:
+            training.follow(self.tau)  # from then on the slow copy follows with its actor
+        else:
+            training.activate()
+        return loss
 
     def _update_actor(self, batch: ChunkBatch, follow_q: bool = True) -> th.Tensor:
         """
