@@ -33,6 +33,7 @@ def make_agreeing(model):
 
 def test_loss_targets_and_gradient_against_numpy():
     model, batch = oracle_model(SETTINGS, critic_warmup_updates=0)
+    model._n_updates = 1
     make_agreeing(model)
     training = model.policy.gripper_training
     training.activate()
