@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from run_helpers import environment, quick, same, without_clocks
 from stable_baselines3.common.save_util import load_from_pkl
 
 ray = pytest.importorskip("ray")
+from ray.cluster_utils import Cluster  # noqa: E402
 
 from rlt_gym.cluster.connection import RayConfig  # noqa: E402
 from rlt_gym.cluster.vector_env import RayVectorEnv  # noqa: E402
@@ -20,6 +22,7 @@ from rlt_sb3.cli.main import main  # noqa: E402
 from rlt_sb3.experiment.checkpoints import BUFFER, all_checkpoints, find_checkpoint  # noqa: E402
 from rlt_sb3.experiment.config import EvalSettings, RolloutConfig, save_config  # noqa: E402
 from rlt_sb3.experiment.models import load_model  # noqa: E402
+from rlt_sb3.experiment.ray_eval import evaluate_on_ray  # noqa: E402
 from rlt_sb3.experiment.train import train  # noqa: E402
 
 RAY = RayConfig(num_cpus=1, timeout=60)
@@ -125,6 +128,49 @@ def test_a_vla_in_parts_is_the_whole_one(tmp_path):
     whole, parts = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("whole", "parts"))
     assert whole["suites"] == parts["suites"] and whole.keys() == parts.keys()
     assert len(list((tmp_path / "parts-films").iterdir())) == len(list((tmp_path / "whole-films").iterdir())) == 1
+
+
+def evaluated_by(folder, evaluate, config):
+    """Note the machine, and wait for two others; then evaluate."""
+    if config.shard is not None:
+        (Path(folder) / ray.get_runtime_context().get_node_id()).touch()
+        end = time.monotonic() + 120
+        while len(list(Path(folder).iterdir())) < 3 and time.monotonic() < end:
+            time.sleep(0.1)
+    return evaluate(config)
+
+
+@pytest.mark.sim
+@pytest.mark.expensive
+def test_a_suite_on_three_machines_is_the_whole_one(tmp_path, monkeypatch):
+    """All ten tasks of libero_goal on LIBERO; each machine has room for one part. Nothing is left running."""
+    nodes = tmp_path / "nodes"
+    nodes.mkdir()
+    monkeypatch.setattr(
+        "rlt_sb3.experiment.evaluate.evaluate_on_ray",
+        lambda config, evaluate: evaluate_on_ray(config, partial(evaluated_by, nodes, evaluate)),
+    )
+    arguments = ["eval", "--vla", "mini", "--suites", "libero_goal", "--episodes", "1", "--max_episode_steps", "72"]
+    arguments += ["--num_envs", "1", "--assets", "embedded", "--progress", "false"]
+    assert main([*arguments, "--out", str(tmp_path / "whole.json")]) == 0
+    mark = f"{tmp_path.name}-{os.getpid()}"
+    monkeypatch.setenv("RLT_TEST_MARK", mark)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80 << 20})
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+        parts = [*arguments, "--out", str(tmp_path / "parts.json"), "--workers", "3"]
+        assert main([*parts, "--ray.address", cluster.address]) == 0
+        assert len(list(nodes.iterdir())) == 3
+    finally:
+        cluster.shutdown()
+    whole, parts = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("whole", "parts"))
+    assert whole["suites"] == parts["suites"] and len(whole["suites"]["libero_goal"]["tasks"]) == 10
+    assert 0 < whole["suites"]["libero_goal"]["successes"] < 10
+    end = time.monotonic() + 60
+    while set(processes_with(f"RLT_TEST_MARK={mark}")) - {os.getpid()} and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not set(processes_with(f"RLT_TEST_MARK={mark}")) - {os.getpid()}
 
 
 @pytest.mark.parametrize(
