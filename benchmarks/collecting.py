@@ -31,7 +31,6 @@ from typing import Any
 import numpy as np
 import processes
 import torch
-import unshadow  # noqa: F401
 from throughput import Clocks, For
 
 from rlt_gym.cluster.connection import RayConfig, connected
@@ -133,7 +132,6 @@ def main() -> None:
     parser.add_argument("--vla", default="mini-spatial")
     parser.add_argument("--json", default=None, help="file for the numbers")
     arguments = parser.parse_args()
-    sys.argv[0] = ""  # Ray would put this folder first on its workers' path, see unshadow.py
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "No actor has been on trial")
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))

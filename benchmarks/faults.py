@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import unshadow  # noqa: F401
 
 from rlt_gym.libero.vector_env import LiberoVectorEnv
 from rlt_gym.workers.pool import WorkerError

@@ -34,7 +34,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-import unshadow  # noqa: F401
 from faults import HANG_SECONDS, Hang, seconds_until_dead
 
 CHUNKS, TASK = 4, {"suite": "libero_goal", "task_ids": [1], "assets": "embedded"}
@@ -48,7 +47,6 @@ RAY_FAULTS = ("actor killed", "actor stopped", "simulator of an actor killed", "
 def make(num_envs: int, vla: Any = "mini", row_by_row: bool = False) -> Any:
     """Make environments that compute the same in every process; ``row_by_row``: in batches of every size as well."""
     import torch
-    import unshadow  # noqa: F401, F811  (in an actor of Ray)
 
     from rlt_gym.libero.make import make_rl_token_libero_vec
     from rlt_gym.vla.registry import load_vla

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import unshadow  # noqa: F401
 
 HERE = Path(__file__).resolve().parent
 

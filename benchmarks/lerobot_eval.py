@@ -33,7 +33,6 @@ import traceback
 from typing import Any
 
 import numpy as np
-import unshadow  # noqa: F401
 from processes import own_cpu_seconds
 
 

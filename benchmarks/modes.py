@@ -32,7 +32,6 @@ from typing import Any
 import numpy as np
 import processes
 import torch
-import unshadow  # noqa: F401
 
 from rlt_gym.cluster.connection import RayConfig, connected
 from rlt_gym.cluster.vector_env import RayVectorEnv
@@ -107,8 +106,6 @@ def main() -> None:
         parser.error(f"--envs {arguments.envs} cannot be divided among --workers {arguments.workers}")
 
     def make(num_envs: int) -> Any:
-        import unshadow  # noqa: F401, F811  (in a worker of Ray)
-
         torch.set_num_threads(1)
         return make_rl_token_libero_vec(
             num_envs, arguments.suite, [arguments.task], vla=arguments.vla, assets=arguments.assets,

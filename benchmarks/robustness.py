@@ -13,8 +13,6 @@ import argparse
 import json
 from pathlib import Path
 
-import unshadow  # noqa: F401
-
 from rlt_gym.libero.worker.perturbations import KINDS
 from rlt_sb3.evaluation.compare import compare
 from rlt_sb3.evaluation.results import Evaluation

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import processes
-import unshadow  # noqa: F401
 
 WAYS = {"joined": 0.0, "one call each": None}
 

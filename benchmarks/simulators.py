@@ -1,4 +1,4 @@
-"""Simulators that take turns, each in a process of its own: stock LIBERO's and ours. Import ``unshadow`` before."""
+"""Simulators that take turns, each in a process of its own: stock LIBERO's and ours."""
 
 from __future__ import annotations
 

@@ -33,7 +33,6 @@ import numpy as np
 import processes
 import torch
 import torch._dynamo  # before OpenGL is loaded, see rlt_sb3.rlt.rlt
-import unshadow  # noqa: F401
 from stable_baselines3.common.callbacks import BaseCallback
 
 from rlt_gym.libero import vector_env

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import processes
-import unshadow  # noqa: F401
 
 from rlt_gym.libero.vector_env import LiberoVectorEnv
 

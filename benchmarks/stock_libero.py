@@ -1,7 +1,7 @@
 """CPU time of LIBERO workers against stock LIBERO, interleaved in the same run.
 
-    python benchmarks/libero.py [--parts step,where,reset,physics,workers,vector,pixels] [--rounds 3] [--json FILE]
-    python benchmarks/libero.py --parts step,where --tasks libero_10:3,libero_90:30 --json FILE --resume
+    python benchmarks/stock_libero.py [--parts step,where,reset,physics,workers,vector,pixels] [--json FILE]
+    python benchmarks/stock_libero.py --parts step,where --tasks libero_10:3,libero_90:30 --json FILE --resume
 
 Stock is LIBERO's own ``OffScreenRenderEnv`` (hard resets, both cameras drawn at every control step). Every competitor
 is a separate process; they take turns chunk by chunk, so that whatever else the machine does hits all of them alike.
@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import unshadow  # noqa: F401
 from simulators import CHUNK, Competitor, race, row_of, started
 
 Task = tuple[str, int]
