@@ -74,9 +74,10 @@ def test_logged_keys_are_the_documented_ones(run, tmp_path, monkeypatch):
         assert columns == set(events.Tags()["scalars"])
         general |= {re.sub(r"(_distance_|_rate_task_|/reward_).*", r"\1*", key) for key in columns}
     # of on-policy algorithms, of a token or a VLA that is trained (test_trained_token.py, test_trained_vla.py), and of
-    # collectors (test_async_run.py), of a reward model (test_reward_run.py)
+    # collectors (test_async_run.py), of a reward model (test_reward_run.py), of a gripper's critic
+    # (test_gripper_critic.py)
     elsewhere = {"time/iterations", "train/recon_loss", "train/imitation_loss", "rollout/staleness"}
-    elsewhere |= {"rollout/stale_chunks", "rollout/tasks_deployed", "rollout/judged_wrongly"}
+    elsewhere |= {"rollout/stale_chunks", "rollout/tasks_deployed", "rollout/judged_wrongly", "train/gripper_loss"}
     assert general == DOCUMENTED - elsewhere
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch as th
 from rlt_models import Numpy, fast, make_model, make_venv, oracle_model, random_obs, to_numpy
+from stable_baselines3.common.logger import configure
 
 from rlt_sb3 import RLT
 
@@ -121,7 +122,9 @@ def test_it_learns_when_to_let_go():
 def test_copies_and_files_have_it(tmp_path):
     """The slow copy follows, an actor on trial has its critic, and a saved model goes on as it would have."""
     model = make_model(**fast(policy_kwargs=SETTINGS, gate={"share": 0.5}, num_envs=2))
+    model.set_logger(configure(str(tmp_path), ["csv"]))
     model.learn(60)
+    assert "train/gripper_loss" in (tmp_path / "progress.csv").read_text().splitlines()[0].split(",")
     online, slow = model.actor.gripper_critic, model.actor_target.gripper_critic
     assert not th.equal(online.ensemble.weights[0], slow.ensemble.weights[0])
     model.policy.start_trial()
