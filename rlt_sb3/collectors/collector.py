@@ -217,6 +217,7 @@ class Collector:
         model._last_obs = obs = self._obs
         actions, _ = model._sample_action(model.learning_starts, model.action_noise, self._venv.num_envs)
         self._obs, rewards, dones, infos = self._venv.step(actions)
+        infos = model.tell(infos, actions, rewards, dones)
         self._seats.ended(dones)
         if model.action_noise is not None and dones.any():
             model.action_noise.reset(indices=np.flatnonzero(dones))

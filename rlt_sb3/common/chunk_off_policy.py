@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 
 #: Increased when the contents of saved models change; load() refuses other numbers.
-SAVED_FORMAT = 4
+SAVED_FORMAT = 5
 #: Unit of ``train_freq`` besides Stable-Baselines3's "step" and "episode".
 OVERLAP = "overlap"
 #: Arguments of constructors that are no settings.
@@ -207,6 +207,20 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         for name, value in state.items():
             setattr(self, name, value)
 
+    def tell(
+        self, infos: list[dict[str, Any]], actions: np.ndarray, rewards: np.ndarray, dones: np.ndarray
+    ) -> list[dict[str, Any]]:
+        """
+        Write into the outcomes of a vector step what is known where its chunks were chosen: in a collector, if any.
+
+        :param infos: one per environment
+        :param actions: chunks (n_envs, C, d)
+        :param rewards: sums over the chunks (n_envs,)
+        :param dones: (n_envs,)
+        :return: infos
+        """
+        return infos
+
     def _train_meanwhile(self) -> None:
         """Do the updates that are owed, in the midst of a rollout."""
         due = self._take_updates()
@@ -346,7 +360,7 @@ def check_names(given: Mapping[str, Any] | None, owner: type, algorithm: str, se
     parameters = inspect.signature(owner.__init__).parameters  # type: ignore[misc]
     known = [name for name in parameters if name not in RESERVED]
     if given is not None and not isinstance(given, Mapping):
-        others = "True, False or " if setting == "gate" else ""
+        others = "True, False or " if setting in ("gate", "offset_search") else ""
         raise ValueError(f"{setting} must be {others}a dict with some of {', '.join(known)}, got {given!r}.")
     unknown = sorted(set(given or {}) - set(parameters))
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

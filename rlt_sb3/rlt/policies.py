@@ -7,6 +7,7 @@ Long because actor, critics and policy are one file as in Stable-Baselines3, and
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import BaseModel, BasePolicy, ContinuousCritic
@@ -16,11 +17,12 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.td3.policies import Actor, TD3Policy
 from torch import nn
 
-from rlt_sb3.common.gated_policy import TaskActors, n_tasks_of
+from rlt_sb3.common.gated_policy import TASK, TaskActors, n_tasks_of
 from rlt_sb3.common.hardware import has_bfloat16
 from rlt_sb3.common.torch_utils import AntiWindupClamp, EnsembleMLP
 from rlt_sb3.rlt.features import RLTFeatures, TensorDict
 from rlt_sb3.rlt.gripper_critic import GripperCritic, GripperTraining
+from rlt_sb3.rlt.offset import phase_of
 from rlt_sb3.rlt.trained_token import TokenTraining, TrainedTokenFeatures
 from rlt_sb3.rlt.trained_vla import TrainedVLAFeatures, TrainVLA, VLATraining
 
@@ -34,9 +36,9 @@ class RLTActor(Actor):
     """
     Maps (z_rl, proprio, vla_ref) to one chunk, deterministically.
 
-    ``mode="residual"`` computes ``clamp(vla_ref + f(z_rl, proprio, vla_ref), -1, 1)``. The last layer of ``f`` starts
-    at zero, so the untrained actor plays the VLA's chunk exactly. ``mode="direct"`` computes ``clamp(f(...), -1, 1)``,
-    the paper's form (eq. 4), whose first chunks are arbitrary.
+    ``mode="residual"`` computes ``clamp(vla_ref + offset + f(z_rl, proprio, vla_ref), -1, 1)``. The last layer of ``f``
+    and the :attr:`offset` start at zero, so the untrained actor plays the VLA's chunk exactly. ``mode="direct"``
+    computes ``clamp(f(...), -1, 1)``, the paper's form (eq. 4), whose first chunks are arbitrary.
 
     :param observation_space: Dict with ``z_rl``, ``proprio``, ``vla_ref``
     :param action_space: Box(-1, 1, (C, d))
@@ -49,7 +51,11 @@ class RLTActor(Actor):
     :param reference_input: False: ``f`` does not see ``vla_ref`` (ablation; "residual" still adds to it)
     :param gripper_critic: arguments of a :class:`~rlt_sb3.rlt.gripper_critic.GripperCritic`, which decides whether the
         gripper is reversed; None: there is none
+    :param gripper: place of the gripper's command in an action, on which the offset depends; None: there is none
     """
+
+    #: what :class:`~rlt_sb3.rlt.offset.OffsetSearch` has found, (tasks, phases, d); not a parameter: it has no gradient
+    offset: th.Tensor
 
     def __init__(
         self,
@@ -63,6 +69,7 @@ class RLTActor(Actor):
         mode: str = "residual",
         reference_input: bool = True,
         gripper_critic: dict[str, Any] | None = None,
+        gripper: int | None = None,
     ):
         super(Actor, self).__init__(
             observation_space,
@@ -84,12 +91,29 @@ class RLTActor(Actor):
             assert isinstance(last, nn.Linear)
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
+        self.gripper = gripper
+        size = (n_tasks_of(observation_space) or 1, 1 if gripper is None else 2, action_space.shape[-1])
+        self.register_buffer("offset", th.zeros(size))
         self.gripper_kwargs = gripper_critic
         self.gripper_critic = None if gripper_critic is None else GripperCritic(features_dim, **gripper_critic)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        own = {"mode": self.mode, "reference_input": self.reference_input, "gripper_critic": self.gripper_kwargs}
+        own = {
+            "mode": self.mode, "reference_input": self.reference_input, "gripper_critic": self.gripper_kwargs,
+            "gripper": self.gripper,
+        }  # fmt: skip
         return super()._get_constructor_parameters() | own
+
+    def offsets(self, obs: TensorDict) -> th.Tensor:
+        """
+        Return the offset that is due in each row.
+
+        :param obs: ``vla_ref`` (B, C, d), and ``task`` if there are several
+        :return: offsets, the same for all control steps of a chunk, flat (B, C*d)
+        """
+        reference = obs["vla_ref"].float()
+        task = obs[TASK].argmax(1) if TASK in obs else th.zeros(len(reference), dtype=th.long, device=reference.device)
+        return self.offset[task, phase_of(reference, self.gripper)].repeat(1, reference.shape[1])
 
     def forward(self, obs: TensorDict, keep_reference: th.Tensor | None = None) -> th.Tensor:  # type: ignore[override]
         """
@@ -111,7 +135,7 @@ class RLTActor(Actor):
             seen = reference if keep_reference is None else reference * keep_reference
             features = th.cat([features, seen], dim=1)
         output = self.mu(features)
-        chunks = AntiWindupClamp.apply(reference + output if self.mode == "residual" else output)
+        chunks = AntiWindupClamp.apply(reference + self.offsets(obs) + output if self.mode == "residual" else output)
         if self.gripper_critic is None:
             return chunks
         return self.gripper_critic.command(chunks, obs["vla_ref"].float(), seen_features)
@@ -278,6 +302,7 @@ class RLTPolicy(TD3Policy):
         first updates take a minute; numbers differ from those without it by rounding. None: nothing is compiled
     :param token_input: False: networks see ``proprio`` without ``z_rl`` (ablation)
     :param reference_input: False: the actor's network does not see ``vla_ref`` (ablation)
+    :param gripper: place of the gripper's command in an action; None: the robot has none. RLT sets it
     :param act_with: actor that plays in rollouts and evaluation: "target", the slow copy of the actor, or "online"
         (TD3)
     :param gated: evaluation plays the last actor that was deployed (:meth:`deploy`) instead, first the untrained one;
@@ -319,6 +344,7 @@ class RLTPolicy(TD3Policy):
         compile_mode: str | None = None,
         token_input: bool = True,
         reference_input: bool = True,
+        gripper: int | None = None,
         act_with: str = "target",
         gated: bool = False,
     ):
@@ -379,7 +405,7 @@ class RLTPolicy(TD3Policy):
         self.actor_mode, self.actor_q, self.actor_tau, self.actor_std = actor_mode, actor_q, actor_tau, actor_std
         self.vla, self.train_token, self.train_vla = copy, train_token, train_vla  # one copy for all networks
         self.gripper_flip, self.gripper_critic = gripper_flip, gripper_critic
-        self.token_input, self.reference_input = token_input, reference_input
+        self.token_input, self.reference_input, self.gripper = token_input, reference_input, gripper
         self.critic_precision, self.layer_norm, self.compile_mode = critic_precision, layer_norm, compile_mode
         self.act_with, self.gated = act_with, gated
         self.share_features_extractor = False
@@ -392,7 +418,7 @@ class RLTPolicy(TD3Policy):
             "normalize_images": normalize_images,
         }
         self.actor_kwargs = self.net_args | {
-            "mode": actor_mode, "reference_input": reference_input, "gripper_critic": gripper_critic
+            "mode": actor_mode, "reference_input": reference_input, "gripper_critic": gripper_critic, "gripper": gripper
         }  # fmt: skip
         self.critic_kwargs = self.net_args | {
             "n_critics": n_critics,
@@ -419,8 +445,8 @@ class RLTPolicy(TD3Policy):
         del data["share_features_extractor"]
         names = (
             "critic_precision", "layer_norm", "actor_mode", "actor_q", "actor_tau", "actor_std", "gripper_flip",
-            "gripper_critic", "train_token", "train_vla", "compile_mode", "token_input", "reference_input", "act_with",
-            "gated",
+            "gripper_critic", "train_token", "train_vla", "compile_mode", "token_input", "reference_input", "gripper",
+            "act_with", "gated",
         )  # fmt: skip
         data["features_extractor_kwargs"] = {k: v for k, v in self.features_extractor_kwargs.items() if k != "vla"}
         data["n_target_critics"] = self.critic_kwargs["n_target_critics"]
@@ -481,6 +507,16 @@ class RLTPolicy(TD3Policy):
         :param parameters: of the actor that :meth:`predict` plays from now on
         """
         self.actor_deployed.load_state_dict(parameters)
+
+    def set_offset(self, task: int, offset: np.ndarray) -> None:
+        """
+        Change the offset of the actor that learns and of its slow copy.
+
+        :param task: the task
+        :param offset: added to the VLA's actions from now on, (phases, d)
+        """
+        for actor in (self.actor, self.actor_target):
+            actor.offset[task] = th.as_tensor(offset, device=self.device)
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> RLTActor:
         """Return a new actor."""

@@ -13,6 +13,7 @@ PAPER: dict[str, Any] = {
     "critic_warmup_updates": 0,  # learning starts right after the warm-up
     "q_bounds": None,
     "gate": False,
+    "offset_search": False,
     "bc_coef": 20.0,
     "reference_dropout": 0.5,
     "exploration_std": 0.05,

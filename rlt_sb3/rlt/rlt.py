@@ -22,18 +22,19 @@ from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.td3.td3 import TD3
 
 from rlt_sb3.common.chunk_off_policy import ChunkOffPolicyAlgorithm
-from rlt_sb3.common.chunk_outcome import outcomes_of
-from rlt_sb3.common.gated_policy import TASK
+from rlt_sb3.common.chunk_outcome import ChunkOutcome, outcomes_of
+from rlt_sb3.common.gated_policy import TASK, tasks_of
 from rlt_sb3.common.noise import unit_from_spread
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.replay.storage import ChunkBatch
 from rlt_sb3.common.schedules import ChunkSchedule
 from rlt_sb3.common.torch_utils import AntiWindupClamp, polyak, times_per_dimension
-from rlt_sb3.common.vec_env import metadata_of
+from rlt_sb3.common.vec_env import CollectingVecEnv, metadata_of
 from rlt_sb3.rlt.features import RLTFeatures, TensorDict, proprio_layout
 from rlt_sb3.rlt.gripper import GripperTrial, pull_gripper
+from rlt_sb3.rlt.offset import OffsetSearch
 from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy
-from rlt_sb3.rlt.settings import check_spaces, check_values
+from rlt_sb3.rlt.settings import check_spaces, check_values, make_search
 from rlt_sb3.rlt.trained_token import check_memory, check_tokens
 from rlt_sb3.rlt.trained_vla import TrainVLA, check_pictures, memory_of
 
@@ -116,6 +117,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         actor that has (with ``actor_mode="direct"`` it first plays the untrained actor, which is not the VLA). A dict
         has arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, True stands for its defaults. False: no gate,
         :meth:`predict` plays the present actor
+    :param offset_search: some training episodes try a constant offset of the VLA's chunks; the actor adds the best one
+        to each chunk. A dict has arguments of :class:`~rlt_sb3.rlt.offset.OffsetSearch`, True stands for its defaults.
+        False: no offset, as with ``actor_mode="direct"``
     :param action_noise: further noise in rollouts, shape (C, d), e.g. :class:`~rlt_sb3.common.noise.HeldNoise`
     :param replay_buffer_class: a subclass of ``ChunkReplayBuffer``
     :param replay_buffer_kwargs: further arguments of :class:`~rlt_sb3.common.replay.buffer.ChunkReplayBuffer`: rows of
@@ -163,6 +167,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         critic_warmup_updates: int = 500,
         q_bounds: tuple[float, float] | None = (0.0, 1.0),
         gate: dict[str, Any] | bool = True,
+        offset_search: dict[str, Any] | bool = True,
         action_noise: ActionNoise | None = None,
         replay_buffer_class: type[ReplayBuffer] | None = None,
         replay_buffer_kwargs: dict[str, Any] | None = None,
@@ -213,6 +218,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self._vla_bytes = 0  # of a copy of the VLA that learns
         self.critic_warmup_updates = critic_warmup_updates
         self.q_bounds = q_bounds
+        self.offset_search = offset_search
+        self.search: OffsetSearch | None = None
         self._begin_counting(gate)
 
         if _init_setup_model:
@@ -255,6 +262,11 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         if self.policy.vla_training is not None and self.env is not None:
             of_vla = self.policy.vla_training.settings
             self.policy.vla_training.start(self.env.get_attr("trainable_vla")[0](of_vla.part, of_vla.rank))
+        if self.search is None and self.policy.starts_at_vla:
+            self.search = make_search(self.offset_search)
+            if self.search is not None:
+                self.search.begin(len(self.actor.offset), self.action_space.shape[-1], self.gripper)
+                self.search.restart(self.n_envs)
         if self.gripper_trial is None:  # load() brings its own
             self.gripper_trial = GripperTrial(self.policy.gripper_flip)
             self.gripper_trial.restart(self.n_envs)
@@ -264,6 +276,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         robot = metadata_of(self.env).get("robot")
         if robot is not None:
             self.gripper = getattr(robot, "gripper_index", None)
+            if self.offset_search is not False:
+                self.policy_kwargs["gripper"] = self.gripper
         of_gripper = self.policy_kwargs.get("gripper_critic")
         if of_gripper is not None and "place" not in of_gripper:
             if self.gripper is None:
@@ -329,6 +343,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         if self.num_timesteps < learning_starts:
             if self.gate is not None:
                 self.gate.play_vla(self._last_obs)
+            if self.search is not None:
+                self.search.draw(np.zeros(n_envs, dtype=bool), self._offsets())
             return reference, reference.copy()
         self._measure_unit()
         chunk = reference
@@ -338,16 +354,62 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
                 chunk = self.policy.training_actor(observation).cpu().numpy().reshape(reference.shape)
         if self.gate is not None:
             chunk = self.gate.choose(self.policy, observation, chunk, reference, ready=not self._warming_up)
+        noisy = np.ones(n_envs, dtype=bool) if self.gate is None else ~self.gate.noise_free
+        if self.search is not None:
+            offsets = self._offsets()
+            tries = self.search.draw(noisy, offsets)
+            further = self.search.of_chunks(self.search.tried - offsets, reference) * self.action_unit
+            chunk[tries] = np.clip(chunk + further, -1.0, 1.0)[tries]
+            noisy &= ~tries
+            reference = np.clip(reference + self.search.of_chunks(offsets, reference) * self.action_unit, -1.0, 1.0)
         correction = np.random.uniform(*self.correction_range, size=(n_envs, 1, 1)) * (chunk - reference)
         noise = np.random.normal(size=chunk.shape) * np.asarray(self.exploration_std) * self.action_unit
         if action_noise is not None:
             noise = noise + action_noise()
-        noisy = np.ones(n_envs, dtype=bool) if self.gate is None else ~self.gate.noise_free
         chunk[noisy] = np.clip(reference + correction + noise, -1.0, 1.0)[noisy]
         if self.gripper is not None:
             assert self.gripper_trial is not None
             self.gripper_trial.reverse(chunk, self.gripper, noisy)
         return chunk, chunk.copy()
+
+    def _offsets(self) -> np.ndarray:
+        """Return the training actor's offset in each environment, in units of action (n_envs, phases, d)."""
+        assert isinstance(self._last_obs, dict)
+        table = self.policy.training_actor.offset.cpu().numpy() / self.action_unit
+        tasks = tasks_of(self._last_obs) if TASK in self._last_obs else np.zeros(len(self._last_obs["vla_ref"]), int)
+        return table[tasks]
+
+    def tell(
+        self, infos: list[dict[str, Any]], actions: np.ndarray, rewards: np.ndarray, dones: np.ndarray
+    ) -> list[dict[str, Any]]:
+        """
+        Write into the outcomes which offset each episode tries.
+
+        :param infos: one per environment
+        :param actions: chunks (n_envs, C, d)
+        :param rewards: sums over the chunks (n_envs,)
+        :param dones: (n_envs,)
+        :return: infos
+        """
+        if self.search is None:
+            return infos
+        tried = [None if np.isnan(offset).any() else offset.copy() for offset in self.search.tried]
+        self.search.end(dones)
+        outcomes = outcomes_of(infos, actions, rewards)
+        return [
+            {**info, "outcome": replace(outcome, offset=offset)}
+            for info, outcome, offset in zip(infos, outcomes, tried, strict=True)
+        ]
+
+    def _move_offsets(self, outcomes: list[ChunkOutcome], dones: np.ndarray) -> None:
+        """Count the episodes that have tried an offset, and move the actor's one if it is time."""
+        assert self.search is not None and isinstance(self._last_obs, dict)
+        tasks = tasks_of(self._last_obs) if TASK in self._last_obs else np.zeros(len(dones), dtype=int)
+        for task in self.search.count(outcomes, dones, tasks):
+            present = self.policy.training_actor.offset[task].cpu().numpy() / self.action_unit
+            self.policy.set_offset(task, self.search.move(task, present) * self.action_unit)
+        units = self.policy.training_actor.offset.cpu().numpy() / self.action_unit
+        self.logger.record("rollout/offset", float(np.linalg.norm(units, axis=(1, 2)).mean()))
 
     def collecting_state(self) -> dict[str, Any]:
         """Return what a copy of this model needs to choose chunks, see the base class."""
@@ -366,6 +428,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         super().end_trajectories()
         if self.gripper_trial is not None:
             self.gripper_trial.restart(self.n_envs)
+        if self.search is not None:
+            self.search.restart(self.n_envs)
 
     def _store_transition(
         self,
@@ -376,6 +440,10 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         dones: np.ndarray,
         infos: list[dict[str, Any]],
     ) -> None:
+        if not isinstance(self.env, CollectingVecEnv):
+            infos = self.tell(infos, buffer_action, reward, dones)
+        if self.search is not None:
+            self._move_offsets(outcomes_of(infos, buffer_action, reward), dones)
         if self.gripper_trial is not None and self.gripper_trial.trying:
             outcomes = outcomes_of(infos, buffer_action, reward)
             stored = self.gripper_trial.step(outcomes, dones)
@@ -550,6 +618,10 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             bc_target = self.actor.gripper_critic.command(
                 bc_target, observations["vla_ref"].float(), self.actor.features_extractor(observations)
             )
+        reversed_rows = (bc_target != batch.bc_target).any(1).float().mean()
+        if self.search is not None:  # the pull is towards the VLA's chunk with the offset
+            own = (batch.bc_target == observations["vla_ref"].float().flatten(1)).all(1, keepdim=True)
+            bc_target = th.where(own, (bc_target + self.actor.offsets(observations)).clamp(-1.0, 1.0), bc_target)
         difference = actions - bc_target
         squared = times_per_dimension(difference, 1.0 / self.action_unit).pow(2)
         # reference dropout does not change the target of the pull
@@ -575,8 +647,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self.actor.optimizer.step()
         with th.no_grad():
             distance, weight = difference.norm(dim=1).mean(), th.as_tensor(bc_coef, device=self.device).mean()
-            moved = (bc_target != batch.bc_target).any(1).float().mean()
-            return th.stack([loss, actor_q, bc_loss, distance, weight, batch.successful.mean(), moved])
+            return th.stack([loss, actor_q, bc_loss, distance, weight, batch.successful.mean(), reversed_rows])
 
     def _pull(self, observations: TensorDict) -> float | th.Tensor:
         """Return the pull's weight now: a number, or one per row (B, 1) where each task counts its own chunks."""

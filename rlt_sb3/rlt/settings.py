@@ -16,6 +16,7 @@ from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.schedules import ChunkSchedule
 from rlt_sb3.common.vec_env import metadata_of
 from rlt_sb3.rlt.gripper_critic import GripperCritic
+from rlt_sb3.rlt.offset import OffsetSearch
 from rlt_sb3.rlt.trained_token import TOKENS
 from rlt_sb3.rlt.trained_vla import TrainVLA
 
@@ -78,6 +79,7 @@ def check_values(model: Any) -> None:
     check_names(model.policy_kwargs, model.policy_class, "RLT", "policy_kwargs")
     check_names(model.replay_buffer_kwargs, buffer_class, "RLT", "replay_buffer_kwargs")
     _check_training(model)
+    make_search(model.offset_search)
     between_0_and_1("gamma", " (discount per control step)")
     number("tau", "in (0, 1]", lambda value: 0.0 < value <= 1.0)
     number("utd", "> 0 (critic updates per row)", lambda value: value > 0)
@@ -133,6 +135,21 @@ def check_values(model: Any) -> None:
         fits = value.shape in ((), (dims,)) and bool(np.all(holds(value, 0)))
         allowed = f"{sign} 0, a number or {dims} numbers"
         require(name, fits or (auto and given == "auto"), f"{allowed}, or 'auto'" if auto else allowed)
+
+
+def make_search(given: Any) -> OffsetSearch | None:
+    """
+    Make the search for an offset.
+
+    :param given: ``offset_search`` of RLT
+    :return: the search; None: there is none
+    :raises ValueError: for settings that do not exist or are out of range
+    """
+    if given is False:
+        return None
+    settings = {} if given is True else given
+    check_names(settings, OffsetSearch, "RLT", "offset_search")
+    return OffsetSearch(**settings)
 
 
 def _check_training(model: Any) -> None:
