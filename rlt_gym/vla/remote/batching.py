@@ -129,7 +129,7 @@ class Batcher:
             raise
 
     def _separate(self, batch: list[_Request]) -> None:
-        """Leave only the first request in a batch; each of the others gets a pass of its own, before what came later."""
+        """Leave only the first request in a batch; the others get passes of their own, before what came later."""
         with self._lock:
             for other in batch[1:]:
                 other.alone = True
