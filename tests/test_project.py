@@ -87,6 +87,23 @@ def test_imports_go_one_way():
         assert not found, f"{path} imports {found}"
 
 
+#: Modules that run code which a message, or a file, names.
+PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "multiprocessing", "shelve"}
+
+
+def test_nothing_of_ours_reads_pickles_from_a_socket():
+    """Nor writes any: only LIBERO's own files of initial states are pickles. (Ray's messages are, see the page.)"""
+    found = {
+        str(path.relative_to(ROOT))
+        for package in ("rlt_gym", "rlt_sb3")
+        for path in (ROOT / package).rglob("*.py")
+        if PICKLES & {name.split(".")[0] for name in imports(path)}
+    }
+    assert found == {"rlt_gym/libero/suites/tasks.py"}
+    text = (ROOT / "rlt_gym/libero/suites/tasks.py").read_text()
+    assert text.count("pickle.") == 1 and "pickle.loads(archive.read(name))" in text
+
+
 def test_constructors_take_33_arguments_at_most():
     long = []
     for path in SOURCES:

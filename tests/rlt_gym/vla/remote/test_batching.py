@@ -88,6 +88,113 @@ def test_an_error_is_told_to_whom_it_belongs():
         assert np.array_equal(answers[index]["chunk"], alone(sent[index]).chunk.numpy())
 
 
+class Failing(Gated):
+    """Joined requests fail; a single one of the task "slow" takes until it is let go, and then may end its thread."""
+
+    def __init__(self, ends=None):
+        super().__init__(stochastic=True)
+        self.ends, self.fail, self.later = ends, threading.Event(), threading.Event()
+
+    def forward(self, obs, tasks, *, seed=None):
+        if len(tasks) > 1:
+            assert self.fail.wait(10)
+            raise RuntimeError("no memory")
+        if "slow" in tasks:
+            assert self.later.wait(10)
+            if self.ends is not None:
+                raise self.ends
+        return super().forward(obs, tasks, seed=seed)
+
+
+def submitted(pool, vla, service, sent):
+    """Send the first request, and then the others in this order while the VLA is busy."""
+    asked = [pool.submit(service.answer, sent[0])]
+    assert vla.began.wait(10)
+    for one in sent[1:]:
+        asked.append(pool.submit(service.answer, one))
+        while len(service._batcher._waiting) < len(asked) - 1:
+            time.sleep(0.001)
+    vla.go.set()
+    return asked
+
+
+def test_after_a_failure_nobody_waits_for_those_who_come_later():
+    """2 runs the joined batch, which fails; it has its own error, and 3 its rows, while 4 still runs."""
+    vla = Failing()
+    vla.fail.set()
+    service = VLAService(vla)
+    sent = [request(1), request(2, task="raise"), request(3), request(4, task="slow"), request(5)]
+    with ThreadPoolExecutor(len(sent)) as pool:
+        asked = submitted(pool, vla, service, sent)
+        assert str(asked[1].exception(timeout=5)) == "no memory"
+        assert np.array_equal(asked[2].result(timeout=5)["chunk"], alone(sent[2]).chunk.numpy())
+        assert not asked[3].done() and not asked[4].done()
+        vla.later.set()
+        for index in (3, 4):
+            assert np.array_equal(asked[index].result(timeout=10)["chunk"], alone(sent[index]).chunk.numpy())
+    assert service._batcher._free == [vla]
+
+
+def test_after_a_failure_a_free_copy_helps():
+    """While 3 runs on one copy, 4 runs on the other one, which has had nothing to do since 2."""
+    vla, copy = Failing(), Gated(stochastic=True)
+    service = VLAService(copy, copies=[vla])
+    sent = [request(1), request(2), request(3, task="slow"), request(4)]
+    with ThreadPoolExecutor(len(sent)) as pool:
+        asked = [pool.submit(service.answer, sent[0])]
+        assert vla.began.wait(10)
+        asked.append(pool.submit(service.answer, sent[1]))
+        assert copy.began.wait(10)
+        for one in sent[2:]:
+            asked.append(pool.submit(service.answer, one))
+            while len(service._batcher._waiting) < len(asked) - 2:
+                time.sleep(0.001)
+        vla.go.set()  # and with it joins 3 and 4, as soon as it has answered 1
+        assert "chunk" in asked[0].result(timeout=10)
+        while service._batcher._waiting:
+            time.sleep(0.001)
+        copy.go.set()
+        assert "chunk" in asked[1].result(timeout=10)
+        vla.fail.set()
+        assert np.array_equal(asked[3].result(timeout=10)["chunk"], alone(sent[3]).chunk.numpy())
+        assert not asked[2].done()
+        vla.later.set()
+        assert "chunk" in asked[2].result(timeout=10)
+    assert len(service._batcher._free) == 2
+
+
+@pytest.mark.parametrize("interrupted", [1, 2])
+def test_an_interrupt_leaves_nobody_waiting(interrupted):
+    """It ends a thread that runs the VLA after a failure; all others get their rows."""
+    vla = Failing(ends=KeyboardInterrupt())
+    vla.fail.set(), vla.later.set()
+    service = VLAService(vla)
+    sent = [request(number, task="slow" if number == interrupted else TASK) for number in range(4)]
+    with ThreadPoolExecutor(len(sent)) as pool:
+        asked = submitted(pool, vla, service, sent)
+        assert isinstance(asked[interrupted].exception(timeout=10), KeyboardInterrupt)
+        for index in {0, 1, 2, 3} - {interrupted}:
+            assert "chunk" in asked[index].result(timeout=10)
+    assert service._batcher._free == [vla]
+
+
+def test_an_interrupt_of_a_joined_pass_is_told_to_all():
+    class Interrupted(Gated):
+        def forward(self, obs, tasks, *, seed=None):
+            if len(tasks) > 1:
+                raise KeyboardInterrupt
+            return super().forward(obs, tasks, seed=seed)
+
+    vla = Interrupted()
+    service = VLAService(vla)
+    with ThreadPoolExecutor(4) as pool:
+        asked = submitted(pool, vla, service, [request(number) for number in range(4)])
+        assert isinstance(asked[1].exception(timeout=10), KeyboardInterrupt)
+        for index in (2, 3):
+            assert str(asked[index].exception(timeout=10)) == "The VLA was interrupted: KeyboardInterrupt."
+    assert service._batcher._free == [vla]
+
+
 def test_a_request_waits_for_others_no_longer_than_it_may():
     vla = FakeVLA()
     service = VLAService(vla, max_batch=2, max_wait_ms=1000)
