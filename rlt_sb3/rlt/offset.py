@@ -42,7 +42,9 @@ class OffsetSearch:
     sample of a Gaussian process (squared exponential kernel) over offsets. After every :attr:`EVERY` such episodes the
     actor's offset goes to the largest mean of the process within reach.
 
-    :param share: share of the episodes with noise that belong to the search, in [0, 1]
+    :param opening: number of episodes of each task with which the search begins: until then all episodes with noise
+        belong to it, and RLT does not train the actor's network yet
+    :param share: share of the episodes with noise that belong to the search afterwards, in [0, 1]
     :param std: standard deviation of what is tried about the actor's offset
     :param reach: how far the offset moves at once, at most
     :param memory: episodes of a task that the process remembers, the latest ones
@@ -54,8 +56,11 @@ class OffsetSearch:
     #: the process: length of its kernel in standard deviations of what is tried, amplitude, and variance of an outcome
     LENGTH, AMPLITUDE, NOISE = 3.0, 0.4, 0.2
 
-    def __init__(self, share: float = 0.5, std: float = 0.015, reach: float = 0.015, memory: int = 200):
+    def __init__(
+        self, opening: int = 48, share: float = 0.5, std: float = 0.02, reach: float = 0.015, memory: int = 200
+    ):
         for name, value, ok, allowed in (
+            ("opening", opening, isinstance(opening, int) and opening >= 0, "an integer >= 0 (episodes)"),
             ("share", share, 0.0 <= share <= 1.0, "in [0, 1] (a share of the episodes with noise)"),
             ("std", std, std > 0.0, "> 0 (units of action)"),
             ("reach", reach, reach > 0.0, "> 0 (units of action)"),
@@ -63,7 +68,7 @@ class OffsetSearch:
         ):
             if not ok:
                 raise ValueError(f"offset_search.{name} must be {allowed}, got {value!r}.")
-        self.share, self.std, self.reach, self.memory = share, std, reach, memory
+        self.opening, self.share, self.std, self.reach, self.memory = opening, share, std, reach, memory
 
     def begin(self, n_tasks: int, n_dims: int, gripper: int | None) -> None:
         """
@@ -91,18 +96,24 @@ class OffsetSearch:
         self.tried = np.full((n_envs, *self.shape), np.nan)
         self.spoiled: set[int] = set()  # environments in whose episode someone took over
 
-    def draw(self, noisy: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    @property
+    def opens(self) -> bool:
+        """Whether a task has not had its first episodes yet."""
+        return min(self.counted) < self.opening
+
+    def draw(self, noisy: np.ndarray, offsets: np.ndarray, opens: bool = False) -> np.ndarray:
         """
         Draw what the episodes try that begin with the next chunk.
 
         :param noisy: which environments play with noise, bool (n_envs,)
         :param offsets: of the training actor, one per environment (n_envs, phases, d)
+        :param opens: whether all episodes with noise belong to the search
         :return: which environments try an offset in this vector step, bool (n_envs,)
         """
         begins = np.flatnonzero(self.fresh)
         for env in begins:
             self.tried[env] = np.nan
-            if noisy[env] and np.random.random() < self.share:
+            if noisy[env] and (opens or np.random.random() < self.share):
                 self.tried[env] = offsets[env]
                 self.tried[env][:, self.free] += self.std * np.random.normal(size=(self.shape[0], len(self.free)))
         self.fresh[begins] = False

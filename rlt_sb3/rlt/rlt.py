@@ -148,7 +148,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         env: GymEnv | str,
         learning_rate: float | Schedule = 3e-4,
         buffer_size: int = 50_000,
-        learning_starts: int = 500,
+        learning_starts: int = 200,
         batch_size: int = 256,
         tau: float = 0.005,
         gamma: float = 0.99,
@@ -220,6 +220,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self.q_bounds = q_bounds
         self.offset_search = offset_search
         self.search: OffsetSearch | None = None
+        self.search_opens = False  # whether all episodes with noise belong to it, and only the offset learns
         self._begin_counting(gate)
 
         if _init_setup_model:
@@ -267,6 +268,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             if self.search is not None:
                 self.search.begin(len(self.actor.offset), self.action_space.shape[-1], self.gripper)
                 self.search.restart(self.n_envs)
+                self.search_opens = self.search.opens
         if self.gripper_trial is None:  # load() brings its own
             self.gripper_trial = GripperTrial(self.policy.gripper_flip)
             self.gripper_trial.restart(self.n_envs)
@@ -357,7 +359,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         noisy = np.ones(n_envs, dtype=bool) if self.gate is None else ~self.gate.noise_free
         if self.search is not None:
             offsets = self._offsets()
-            tries = self.search.draw(noisy, offsets)
+            tries = self.search.draw(noisy, offsets, self.search_opens)
             further = self.search.of_chunks(self.search.tried - offsets, reference) * self.action_unit
             chunk[tries] = np.clip(chunk + further, -1.0, 1.0)[tries]
             noisy &= ~tries
@@ -408,6 +410,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         for task in self.search.count(outcomes, dones, tasks):
             present = self.policy.training_actor.offset[task].cpu().numpy() / self.action_unit
             self.policy.set_offset(task, self.search.move(task, present) * self.action_unit)
+        self.search_opens = self.search.opens
         units = self.policy.training_actor.offset.cpu().numpy() / self.action_unit
         self.logger.record("rollout/offset", float(np.linalg.norm(units, axis=(1, 2)).mean()))
 
@@ -415,7 +418,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         """Return what a copy of this model needs to choose chunks, see the base class."""
         if self.num_timesteps >= self.learning_starts:
             self._measure_unit()
-        return {**super().collecting_state(), "_measured_unit": self._measured_unit}
+        own = {"_measured_unit": self._measured_unit, "search_opens": self.search_opens}
+        return {**super().collecting_state(), **own}
 
     @property
     def corrects_gripper(self) -> bool:
@@ -488,7 +492,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
                 # counted over the life of the model: per call, calls with one update would never update the actor
                 if self._n_updates % self.policy_delay == 0:
                     warming_up = self._warming_up
-                    if not warming_up or self.policy.actor_mode == "direct":
+                    if not (warming_up or self.search_opens) or self.policy.actor_mode == "direct":
                         actor_stats.append(self._update_actor(batch, follow_q=not warming_up))
                         if self.policy.token_training is not None:
                             self.policy.token_training.copy_to_actor()

@@ -25,8 +25,10 @@ def outcome(success=True, offset=None, **told) -> ChunkOutcome:
     return ChunkOutcome.complete(np.zeros((4, 7), np.float32), 0.0, success=success, offset=offset, **told)
 
 
-def model_of(num_envs=2, **kwargs) -> RLT:
-    return make_model(num_envs, **(fast(offset_search=True) | kwargs))
+def model_of(num_envs=2, offset_search=True, **kwargs) -> RLT:
+    if isinstance(offset_search, dict):
+        offset_search = {"opening": 0} | offset_search
+    return make_model(num_envs, **(fast(offset_search=offset_search) | kwargs))
 
 
 # ---------------------------------------------------------------- what is tried
@@ -34,7 +36,7 @@ def model_of(num_envs=2, **kwargs) -> RLT:
 
 def test_an_episode_tries_one_offset_from_its_first_chunk_to_its_last():
     np.random.seed(0)
-    search, centers = search_of(400, share=0.5, std=0.1), np.full((400, 2, 7), 0.3)
+    search, centers = search_of(400, share=0.5, std=0.1, opening=0), np.full((400, 2, 7), 0.3)
     centers[..., GRIPPER] = 0.0
     noisy = np.arange(400) % 4 != 0
     tries = search.draw(noisy, centers)
@@ -130,6 +132,34 @@ def test_whole_undisturbed_episodes_count():
         ([0.1] * 12, True),
         ([0.2] * 12, False),
     ]
+
+
+def test_it_opens_with_episodes_of_its_own_and_the_network_learns_afterwards():
+    model = model_of(offset_search={"opening": 24, "share": 0.0})
+    counted, searching, weights = [], [], []
+
+    class Look(BaseCallback):
+        def _on_step(self) -> bool:
+            counted.append(model.search.counted[0])
+            searching.append(bool((~np.isnan(model.search.tried[:, 0, 0])).any()))
+            weights.append(model.actor.mu[-1].weight.abs().max().item())
+            return True
+
+    model.learn(600, callback=Look())
+    over = int(np.argmax(np.array(counted) >= 24))
+    begun = next(step for step, found in enumerate(searching) if found)
+    assert begun * 2 >= model.learning_starts and counted[-1] <= 24 + 1
+    assert all(searching[begun + 8 : over]) and not any(searching[over + 10 :])
+    assert not any(weights[:over]) and weights[-1] > 0.0
+
+
+def test_all_tasks_have_their_opening():
+    search = search_of(2, n_tasks=2, opening=3)
+    for number, tasks in enumerate(([0, 0], [0, 1], [1, 0], [1, 0])):
+        assert search.opens
+        search.count([outcome(offset=np.zeros((2, 7)))] * 2, np.ones(2, bool), np.array(tasks))
+        assert search.counted[0] == [2, 3, 4, 5][number]
+    assert not search.opens
 
 
 def test_it_moves_after_sixteen_episodes_and_then_after_every_eight():
@@ -239,7 +269,7 @@ def test_the_actor_adds_it_to_the_chunk(gripper):
 
 
 def test_the_pull_is_towards_the_chunk_with_the_offset():
-    model = model_of(offset_search=True, reference_dropout=0.0, bc_coef=1.0)
+    model = model_of(offset_search={}, reference_dropout=0.0, bc_coef=1.0)
     model.learn(60)
     model.policy.set_offset(0, np.full((2, 7), 0.1))
     with th.no_grad():
@@ -295,6 +325,7 @@ def test_without_the_search_there_is_no_offset():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"opening": -1}, r"offset_search\.opening must be an integer >= 0 \(episodes\), got -1"),
         ({"share": 2.0}, r"offset_search\.share must be in \[0, 1\]"),
         ({"std": 0.0}, r"offset_search\.std must be > 0 \(units of action\), got 0"),
         ({"reach": -1.0}, r"offset_search\.reach must be > 0"),
