@@ -61,7 +61,8 @@ class PolicyGate:
     An algorithm calls :meth:`play_vla` or :meth:`choose` before each vector step and :meth:`step` after it, and
     :meth:`restart` when environments are reset from outside. Its policy is a :class:`GatedPolicy`.
 
-    :param share: share of the episodes that may be noise-free, in (0, 1]; the others are played with noise
+    :param share: share of the episodes that may be noise-free, in (0, 1]; the others are played with noise. Half of it
+        while :attr:`gives_way`
     :param window: trials of the screening; the baseline has four times as many, the confirmation twice
     :param level: significance level of each test, in (0, 1): how often, at most, one copy that is only as good as the
         VLA passes a test
@@ -100,6 +101,7 @@ class PolicyGate:
         self.passed = 0  # actors that have beaten the VLA
         self.approvals = 0  # those of them that were deployed at once
         self.clock = 0  # vector steps
+        self.gives_way = False  # whether practice needs more of the episodes; the algorithm says so
         self._longest = 0  # longest episode, in vector steps
         self._practicing = self._warned = False
         self.restart(1)
@@ -167,6 +169,11 @@ class PolicyGate:
         self.noise_free = np.zeros(n_envs, dtype=bool)  # which environments play without noise in this vector step
 
     @property
+    def share_now(self) -> float:
+        """Share of the episodes that begin now that may be noise-free."""
+        return self.share / 2.0 if self.gives_way else self.share
+
+    @property
     def none_deployed(self) -> bool:
         """Whether no actor has passed yet: the untrained one is deployed."""
         return self.approvals == 0
@@ -206,7 +213,7 @@ class PolicyGate:
         """
         self.try_next(policy, ready)
         if self._fresh.any():
-            self.take_seats(np.random.random(self.n_envs) < self.share, "vla", "actor")
+            self.take_seats(np.random.random(self.n_envs) < self.share_now, "vla", "actor")
             self._fresh[:] = False
         self.noise_free, chunks = play_seats(policy, self.player, observation, chunks, reference)
         return chunks
@@ -255,7 +262,7 @@ class PolicyGate:
         :return: for each of them "vla", "actor" (the one on trial), or "": practice
         """
         self.try_next(policy, ready)
-        drawn = np.random.random(n) < (1.0 if warm_up else self.share)
+        drawn = np.random.random(n) < (1.0 if warm_up else self.share_now)
         wanted = next((name for name, sample in self._samples().items() if sample.wanted), "")
         return [wanted if one else "" for one in drawn]
 

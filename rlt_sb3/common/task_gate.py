@@ -74,6 +74,15 @@ class TaskGate:
             gate.player, gate._seats, gate._fresh, gate._begun = first.player, first._seats, first._fresh, first._begun
 
     @property
+    def gives_way(self) -> bool:
+        """Whether practice needs more of the episodes, see :class:`PolicyGate`."""
+        return self.gates[0].gives_way
+
+    @gives_way.setter
+    def gives_way(self, value: bool) -> None:
+        self.gates[0].gives_way = value
+
+    @property
     def noise_free(self) -> np.ndarray:
         """Which environments play without noise in this vector step, (n_envs,)."""
         return self.gates[0].noise_free
@@ -118,7 +127,7 @@ class TaskGate:
         for gate, view in self._views(policy):
             gate.try_next(view, ready)
         if first._fresh.any():
-            drawn = np.random.random(len(first.player)) < first.share
+            drawn = np.random.random(len(first.player)) < first.share_now
             self._take_seats(drawn, tasks_of(observation), "vla", "actor")
         first.noise_free, chunks = play_seats(policy, first.player, observation, chunks, reference)
         return chunks

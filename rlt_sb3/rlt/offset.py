@@ -43,7 +43,7 @@ class OffsetSearch:
     actor's offset goes to the largest mean of the process within reach.
 
     :param opening: number of episodes of each task with which the search begins: until then all episodes with noise
-        belong to it, and RLT does not train the actor's network yet
+        belong to it, the gate has half of its share, and RLT does not train the actor's network yet
     :param share: share of the episodes with noise that belong to the search afterwards, in [0, 1]
     :param std: standard deviation of what is tried about the actor's offset
     :param reach: how far the offset moves at once, at most
@@ -57,7 +57,7 @@ class OffsetSearch:
     LENGTH, AMPLITUDE, NOISE = 3.0, 0.4, 0.2
 
     def __init__(
-        self, opening: int = 48, share: float = 0.5, std: float = 0.02, reach: float = 0.015, memory: int = 200
+        self, opening: int = 48, share: float = 0.5, std: float = 0.02, reach: float = 0.02, memory: int = 200
     ):
         for name, value, ok, allowed in (
             ("opening", opening, isinstance(opening, int) and opening >= 0, "an integer >= 0 (episodes)"),

@@ -268,7 +268,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             if self.search is not None:
                 self.search.begin(len(self.actor.offset), self.action_space.shape[-1], self.gripper)
                 self.search.restart(self.n_envs)
-                self.search_opens = self.search.opens
+                self._follow_search()
         if self.gripper_trial is None:  # load() brings its own
             self.gripper_trial = GripperTrial(self.policy.gripper_flip)
             self.gripper_trial.restart(self.n_envs)
@@ -410,9 +410,16 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         for task in self.search.count(outcomes, dones, tasks):
             present = self.policy.training_actor.offset[task].cpu().numpy() / self.action_unit
             self.policy.set_offset(task, self.search.move(task, present) * self.action_unit)
-        self.search_opens = self.search.opens
+        self._follow_search()
         units = self.policy.training_actor.offset.cpu().numpy() / self.action_unit
         self.logger.record("rollout/offset", float(np.linalg.norm(units, axis=(1, 2)).mean()))
+
+    def _follow_search(self) -> None:
+        """Leave the search more of the episodes while it has only begun."""
+        assert self.search is not None
+        self.search_opens = self.search.opens
+        if self.gate is not None:
+            self.gate.gives_way = self.search_opens
 
     def collecting_state(self) -> dict[str, Any]:
         """Return what a copy of this model needs to choose chunks, see the base class."""
