@@ -51,10 +51,10 @@ def test_what_one_types_is_the_recipe():
     pull = defaults["bc_coef"]
     expected = [max(60 - 45 * chunks / 1200, 15.0) for chunks in range(0, 7200, 30)]
     assert [pull(chunks) for chunks in range(0, 7200, 30)] == pytest.approx(expected, rel=1e-9)
-    assert defaults["action_scale"] == "auto" and defaults["gate"] is True
+    assert defaults["action_scale"] == "auto" and defaults["gate"] is True and defaults["offset_search"] is True
     recipe = dict(
         exploration_std=0.05, correction_range=(0.0, 2.0), reference_dropout=0.5, target_policy_noise=0.0,
-        learning_starts=500, utd=2.0, n_steps=3, critic_warmup_updates=500, q_bounds=(0.0, 1.0), gamma=0.99, tau=0.005,
+        learning_starts=200, utd=2.0, n_steps=3, critic_warmup_updates=500, q_bounds=(0.0, 1.0), gamma=0.99, tau=0.005,
         learning_rate=3e-4, batch_size=256, policy_delay=2, bc_failure_weight=1.0,
     )  # fmt: skip
     assert {name: defaults[name] for name in recipe} == recipe
