@@ -37,7 +37,7 @@ class NoiseAction(MemberAccess, SplitStepWrapper):
             )
         steps, size = vla.spec.check_noise()
         if steps % parts:
-            raise ValueError(f"parts must be a divisor of the {steps} steps of {vla.spec.name!r}'s noise, got {parts}.")
+            raise ValueError(f"parts must be a divisor of the VLA's {steps} steps of noise, got {parts}.")
         super().__init__(env)
         self.autoreset_mode = env.metadata["autoreset_mode"]
         self.single_action_space = spaces.Box(-float(bound), float(bound), (parts, size), np.float32)

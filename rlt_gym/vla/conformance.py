@@ -298,7 +298,8 @@ def _check_noise(probe: _Probe) -> str:
     if probe.spec.noise is None:
         raise _Skipped("spec.noise is None: it takes no noise from outside")
     output, spec, rows = probe.run(), probe.spec, len(probe.tasks)
-    noise, other = torch.from_numpy(np.random.default_rng(0).normal(size=(2, rows, *spec.noise)).astype(np.float32))
+    shape = (2, rows, *spec.check_noise())
+    noise, other = torch.from_numpy(np.random.default_rng(0).normal(size=shape).astype(np.float32))
     limit, chunk = probe.tolerance, output.chunk_of(noise, spec)
 
     def same(found: torch.Tensor, wanted: torch.Tensor) -> bool:

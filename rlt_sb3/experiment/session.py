@@ -36,6 +36,7 @@ from rlt_sb3.experiment.models import as_predictor, in_env, load_model, make_mod
 
 if TYPE_CHECKING:
     import gymnasium as gym
+    from stable_baselines3.common.vec_env import VecEnv
 
     from rlt_sb3.experiment.context import Run
 
@@ -53,9 +54,8 @@ class Training:
         self.run, self.baseline = run, baseline
         config = self.config = run.config
         self.algorithm = get_algorithm(config.algorithm)
-        self.venv = run.collectors
-        if run.collectors is None:
-            self.venv = make_vec_env(config.algorithm, run.env, config.settings)
+        name, settings = config.algorithm, config.settings
+        self.venv: VecEnv = make_vec_env(name, run.env, settings) if run.collectors is None else run.collectors
         state = checkpoint.read_state() if checkpoint is not None else None
         self.model = self._model(checkpoint)
         self.budget = BudgetCallback(

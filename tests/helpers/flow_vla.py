@@ -102,7 +102,7 @@ class TwoWays(FakeLiberoVectorEnv):
 
     def _control_step(self, env, action):
         self.position[env] += 0.1 * action[0]
-        solved = bool(self.position[env] * self.side(env) > 0.5)
+        solved = bool(self.position[env] * self.side(env) > 0.4)
         return float(solved), solved
 
     def _observe(self, env):

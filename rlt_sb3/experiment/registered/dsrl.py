@@ -29,6 +29,8 @@ def defaults(n_envs: int, length: int) -> dict[str, Any]:
         "learning_starts": 500,
         # as the authors' code: the noise stays about as broad as the VLA's own, where -n would make it narrow
         "target_entropy": 0.0,
+        # small beside a reward of 1 at success: the entropy must not outweigh it before its coefficient is learned
+        "ent_coef": "auto_0.005",
     }
 
 

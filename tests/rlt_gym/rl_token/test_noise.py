@@ -81,7 +81,7 @@ def test_a_shorter_chunk_is_the_beginning():
 
 
 def test_it_is_a_vector_environment_also_over_flat_observations():
-    check_vector_env(NoiseAction(make_two_ways(2)))
+    check_vector_env(NoiseAction(make_two_ways(2), parts=LENGTH))  # it wants as many rows as control steps
     flat = NoiseAction(FlatVectorEnv(make_two_ways(2)))
     obs, _ = flat.reset()
     assert obs.shape == (2, 1 + 8 + LENGTH * 7) and flat.step(np.zeros((2, 1, SIZE)))[0].shape == obs.shape
@@ -102,7 +102,7 @@ def test_refusals():
     for arguments, message in (
         ({"bound": 0.0}, "bound must be a number > 0, got 0.0"),
         ({"parts": 0}, "parts must be an integer >= 1, got 0"),
-        ({"parts": 3}, "parts must be a divisor of the 8 steps of 'flow's noise, got 3"),
+        ({"parts": 3}, "parts must be a divisor of the VLA's 8 steps of noise, got 3"),
     ):
         with pytest.raises(ValueError, match=message):
             NoiseAction(env, **arguments)
