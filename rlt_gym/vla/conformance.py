@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -300,11 +301,7 @@ def _check_noise(probe: _Probe) -> str:
     output, spec, rows = probe.run(), probe.spec, len(probe.tasks)
     shape = (2, rows, *spec.check_noise())
     noise, other = torch.from_numpy(np.random.default_rng(0).normal(size=shape).astype(np.float32))
-    limit, chunk = probe.tolerance, output.chunk_of(noise, spec)
-
-    def same(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-        return torch.allclose(found, wanted, rtol=limit, atol=limit)
-
+    chunk, same = output.chunk_of(noise, spec), partial(torch.allclose, rtol=probe.tolerance, atol=probe.tolerance)
     mixed = torch.cat([other[:1], noise[1:]])
     probe.require(same(output.chunk_of(noise, spec), chunk), "the same noise a second time gives another chunk")
     changed = output.chunk_of(mixed, spec)

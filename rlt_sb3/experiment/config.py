@@ -1,7 +1,7 @@
 """
 The settings of a run: plain dataclasses that the command line, YAML files and Python share.
 
-Imports neither torch nor a simulator.
+Imports neither torch nor a simulator. Long because the help of each setting of a run is here.
 """
 
 from __future__ import annotations
