@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -145,6 +146,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         self._instruction = [""] * self.num_envs
         self._numbers = np.zeros((self.num_envs, len(NUMBERS)), dtype=np.int64)
         self._critical = np.ones(self.num_envs, dtype=bool)
+        self._seen: VLAOutput | None = None
         self._reference = np.zeros(self.action_space.shape or (), dtype=np.float32)
 
     @property
@@ -252,6 +254,36 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
             infos = {**infos, "inner_obs": inner}
         return features, rewards, terminations, truncations, infos
 
+    def chunks_of_noise(self, noise: np.ndarray) -> np.ndarray:
+        """
+        Make the chunks that the VLA's flow makes of given noise, for the observations that were returned last.
+
+        The VLA's tokens are not computed again. Nothing is played.
+
+        :param noise: (N, m, n), n numbers as ``vla.spec.noise`` says, m a divisor of its steps: each of the m rows is
+            repeated for as many steps of the flow.
+        :return: Chunks (N, C, d), as ``vla_ref``.
+        :raises ValueError: If the VLA takes no noise, or the noise has another shape or values that are not finite.
+        :raises gymnasium.error.ResetNeeded: Before the first reset.
+        """
+        import torch
+
+        steps, size = self.vla.spec.check_noise()
+        given = np.asarray(noise, dtype=np.float32)
+        fits = given.ndim == 3 and given.shape[::2] == (self.num_envs, size) and given.shape[1] > 0
+        if not fits or steps % given.shape[1] or not np.isfinite(given).all():
+            raise ValueError(
+                f"noise must be finite numbers of the shape ({self.num_envs}, m, {size}), m a divisor of {steps}, got "
+                f"the shape {given.shape}."
+            )
+        if self._seen is None:
+            raise ResetNeeded("chunks_of_noise() needs observations: call reset() first.")
+        # the VLA saw more rows in the same batch, such as the last ones of episodes, after those of the environments
+        rows = np.zeros((len(self._seen.chunk), steps, size), dtype=np.float32)
+        rows[: self.num_envs] = given.repeat(steps // given.shape[1], axis=1)
+        chunks = self._seen.chunk_of(torch.from_numpy(rows), self.vla.spec)
+        return chunks[: self.num_envs, : self.chunk_length].cpu().numpy().copy()
+
     def look(self, seen: Mapping[int, Judged]) -> "VLAOutput":
         """
         Show the VLA what environments show after a chunk.
@@ -283,7 +315,10 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         joined = {key: np.concatenate([batch[key] for batch in batches]) for key in (*self._cameras, "proprio")}
         proprio = joined.pop("proprio").astype(np.float32)
         seeds = [forward_seed(noise_seed, step) for noise_seed, step, _ in numbers.tolist()]
+        self._seen = None  # its memory is needed now
         output = run_vla(self.vla, {**joined, "state": proprio}, tasks, seeds)
+        if self.vla.spec.noise is not None:
+            self._seen = output
         z_rl = self.encoder(output)
         chunk = output.chunk[:, : self.chunk_length]
         features = {

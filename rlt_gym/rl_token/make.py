@@ -36,6 +36,7 @@ def make_rl_token_vec(
     show_pictures: bool = False,
     show_task: bool = False,
     reward_model: str | os.PathLike[str] | RewardModel | None = None,
+    needs_noise: bool = False,
     flat: bool = False,
     **raw_env_kwargs: Any,
 ) -> RLTokenVectorEnv | FlatVectorEnv:
@@ -67,6 +68,8 @@ def make_rl_token_vec(
         that plays several tasks.
     :param reward_model: Decides about success in training episodes instead of the simulator: a file of ``rlt
         train-reward``, or a model; ``None`` = the simulator decides.
+    :param needs_noise: Refuse a VLA that takes no noise from outside, see
+        :class:`~rlt_gym.rl_token.noise.NoiseAction`.
     :param flat: Observation and action are vectors, see :class:`~rlt_gym.core.flat.FlatVectorEnv`.
     :param raw_env_kwargs: Further arguments of ``raw_env``.
     :return: The environment.
@@ -84,6 +87,8 @@ def make_rl_token_vec(
     penalty = None if gripper_penalty is None else _penalty_arguments(gripper_penalty, robot)
     loaded = load_vla(vla, device, vla_kwargs)
     loaded.spec.check_robot(robot)
+    if needs_noise:
+        loaded.spec.check_noise()
     check_chunk_length(chunk_length, loaded)
     frame_size = loaded.spec.check_frame_size(image_size)
     encoder = load_rl_token(rl_token, loaded, device)

@@ -79,6 +79,8 @@ class VLASpec:
     :param picture_grids: Camera, rows and columns of each grid of picture tokens, in the order in which a row's valid
         tokens of kind ``"image"`` stand; within a grid row by row, beginning at the upper left of the picture as the
         VLA reads it, after ``orientation``. ``rlt probe`` lays attention over the pictures with it.
+    :param noise: Shape (S, n) of the noise with which its flow begins, if a caller may choose it
+        (:attr:`VLAOutput.from_noise`): n numbers for each of S steps. The VLA's own noise is standard normal.
     :raises ValueError: A value that cannot be.
     """
 
@@ -104,6 +106,7 @@ class VLASpec:
     control_mode: str | None = None
     control_frequency: float | None = None
     picture_grids: tuple[tuple[str, int, int], ...] | None = None
+    noise: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("token_dim", "horizon", "action_dim", "max_tokens", "image_size", "frame_size", "max_batch"):
@@ -119,6 +122,10 @@ class VLASpec:
                         f"VLASpec.picture_grids of {self.name!r} must hold (camera, rows, columns) with a camera of "
                         f"{list(self.cameras)}, got {grid!r}."
                     )
+        if self.noise is not None:
+            object.__setattr__(self, "noise", tuple(self.noise))
+            if len(self.noise) != 2 or not all(type(n) is int and n > 0 for n in self.noise):
+                raise ValueError(f"VLASpec.noise of {self.name!r} must be (steps, numbers per step), got {self.noise}.")
         kinds = tuple(kind for kind in TOKEN_KINDS if kind != "pad")
         for name, value, allowed in (
             *(("kinds", kind, kinds) for kind in self.kinds or ()),
@@ -214,6 +221,20 @@ class VLASpec:
                 f"{', '.join(self.kinds) or 'none'}: ask for others, or use another VLA."
             )
 
+    def check_noise(self) -> tuple[int, int]:
+        """
+        Refuse a VLA whose noise a caller cannot choose.
+
+        :return: :attr:`noise`.
+        :raises ValueError: If it has none.
+        """
+        if self.noise is None:
+            raise ValueError(
+                f"The VLA {self.name!r} takes no noise from outside: use one whose VLASpec says noise, for example "
+                "lerobot:FOLDER of a SmolVLA, PI0 or PI05."
+            )
+        return self.noise
+
 
 @dataclass
 class VLAOutput:
@@ -225,12 +246,16 @@ class VLAOutput:
     :param kind: uint8 (B, M), see :data:`TOKEN_KINDS`.
     :param chunk: float32 (B, T, d) in the environment's units, every number in [-1, 1]. With LIBERO d is 7, and the
         last number is the gripper: -1 opens, 1 closes.
+    :param from_noise: Gives the chunks (B, T, d) that the flow makes of other noise, float32 (B, S, n), for the same
+        observations; tokens are not computed again. A VLA whose ``spec.noise`` is not ``None`` has it. It may hold much
+        memory: drop the output when the next one is there.
     """
 
     tokens: torch.Tensor
     mask: torch.Tensor
     kind: torch.Tensor
     chunk: torch.Tensor
+    from_noise: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def check(self, spec: VLASpec, batch_size: int) -> VLAOutput:
         """
@@ -254,20 +279,50 @@ class VLAOutput:
             problems.append(f"tokens is {self.tokens.dtype} {shape}, not floating ({batch_size}, M, {spec.token_dim})")
         elif spec.dtype is not None and self.tokens.dtype != getattr(torch, spec.dtype, None):
             problems.append(f"tokens is {self.tokens.dtype}, but spec.dtype is {spec.dtype!r}")
+        if spec.noise is not None and self.from_noise is None:
+            problems.append(f"spec.noise is {spec.noise}, but there is no from_noise")
         if self.mask.dtype != torch.bool or tuple(self.mask.shape) != shape[:2]:
             problems.append(f"mask is {self.mask.dtype} {tuple(self.mask.shape)}, not bool {shape[:2]}")
         if tuple(self.kind.shape) != shape[:2]:
             problems.append(f"kind has shape {tuple(self.kind.shape)}, not {shape[:2]}")
-        wanted = (batch_size, spec.horizon, spec.action_dim)
-        if self.chunk.dtype != torch.float32 or tuple(self.chunk.shape) != wanted:
-            problems.append(f"chunk is {self.chunk.dtype} {tuple(self.chunk.shape)}, not float32 {wanted}")
-        elif not bool((self.chunk.abs() <= 1.0).all()):  # also false for NaN
-            problems.append("chunk has values outside [-1, 1] or NaN")
+        problems += _problems_of_chunk(self.chunk, spec, batch_size)
         if self.tokens.requires_grad or self.chunk.requires_grad:
             problems.append("tokens or chunk carry gradients; run the VLA under torch.no_grad()")
         if problems:
             raise ValueError(f"The VLA {spec.name!r} breaks the FrozenVLA contract: {'; '.join(problems)}.")
         return self
+
+    def chunk_of(self, noise: torch.Tensor, spec: VLASpec) -> torch.Tensor:
+        """
+        Make chunks of given noise, and compare them with the contract.
+
+        :param noise: Float32 (B, S, n), on any device.
+        :param spec: The VLA's specification.
+        :return: Chunks, float32 (B, T, d), on the VLA's device.
+        :raises ValueError: If the VLA takes no noise, the noise has another shape, or a chunk does not fit.
+        """
+        wanted = (len(self.chunk), *spec.check_noise())
+        if tuple(noise.shape) != wanted:
+            raise ValueError(f"noise has the shape {tuple(noise.shape)}; the VLA {spec.name!r} takes {wanted}.")
+        assert self.from_noise is not None
+        chunk = self.from_noise(noise.to(self.chunk.device, self.chunk.dtype))
+        problems = _problems_of_chunk(chunk, spec, len(self.chunk))
+        if problems:
+            raise ValueError(
+                f"The VLA {spec.name!r} breaks the FrozenVLA contract: {'; '.join(problems)} (from_noise)."
+            )
+        return chunk
+
+
+def _problems_of_chunk(chunk: torch.Tensor, spec: VLASpec, batch_size: int) -> list[str]:
+    import torch
+
+    wanted = (batch_size, spec.horizon, spec.action_dim)
+    if chunk.dtype != torch.float32 or tuple(chunk.shape) != wanted:
+        return [f"chunk is {chunk.dtype} {tuple(chunk.shape)}, not float32 {wanted}"]
+    if not bool((chunk.abs() <= 1.0).all()):  # also false for NaN
+        return ["chunk has values outside [-1, 1] or NaN"]
+    return []
 
 
 @runtime_checkable

@@ -50,9 +50,16 @@ def _join(parts: Sequence[VLAOutput]) -> VLAOutput:
             return value
         return torch.cat([value, value.new_zeros((len(value), missing, *value.shape[2:]))], dim=1)
 
+    functions = [part.from_noise for part in parts]
+
+    def from_noise(noise: torch.Tensor) -> torch.Tensor:
+        pieces = noise.split([len(part.chunk) for part in parts])
+        return torch.cat([make(piece) for make, piece in zip(functions, pieces, strict=True) if make is not None])
+
     return VLAOutput(
         tokens=torch.cat([padded(part.tokens) for part in parts]),
         mask=torch.cat([padded(part.mask) for part in parts]),
         kind=torch.cat([padded(part.kind) for part in parts]),
         chunk=torch.cat([part.chunk for part in parts]),
+        from_noise=None if None in functions else from_noise,
     )

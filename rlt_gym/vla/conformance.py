@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,26 @@ def _check_seeds(probe: _Probe) -> str:
     return "noise follows from the seed, row by row" if probe.spec.stochastic else "no noise"
 
 
+def _check_noise(probe: _Probe) -> str:
+    """Check that chunks of given noise depend on this noise and the row alone, if the VLA takes any."""
+    if probe.spec.noise is None:
+        raise _Skipped("spec.noise is None: it takes no noise from outside")
+    output, spec, rows = probe.run(), probe.spec, len(probe.tasks)
+    shape = (2, rows, *spec.check_noise())
+    noise, other = torch.from_numpy(np.random.default_rng(0).normal(size=shape).astype(np.float32))
+    chunk, same = output.chunk_of(noise, spec), partial(torch.allclose, rtol=probe.tolerance, atol=probe.tolerance)
+    mixed = torch.cat([other[:1], noise[1:]])
+    probe.require(same(output.chunk_of(noise, spec), chunk), "the same noise a second time gives another chunk")
+    changed = output.chunk_of(mixed, spec)
+    probe.require(not same(changed[0], chunk[0]), "other noise gives the same chunk")
+    probe.require(same(changed[1:], chunk[1:]), "the noise of one row changes the chunks of other rows")
+    for row in range(rows):
+        alone = probe.run([row]).chunk_of(noise[row : row + 1], spec)
+        probe.require(same(alone[0], chunk[row]), f"row {row} makes another chunk of its noise without the other rows")
+    probe.require(same(probe.run().chunk, probe.output.chunk), "after given noise its own chunks are others")
+    return f"chunks of given noise {spec.noise}, row by row"
+
+
 def _check_pictures(probe: _Probe) -> str:
     """Check that each camera's picture matters, and which way up it is."""
     for camera in probe.spec.cameras:
@@ -402,6 +423,7 @@ CHECKS: dict[str, Callable[[_Probe], str]] = {
     "single row": _check_single,
     "padding": _check_padding,
     "seed": _check_seeds,
+    "noise": _check_noise,
     "pictures": _check_pictures,
     "instruction": _check_language,
     "state": _check_state,

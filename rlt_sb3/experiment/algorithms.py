@@ -53,6 +53,9 @@ class Algorithm:
     :param env_kwargs: (its settings) -> keyword arguments that the run's environment must be made with
     :param may_change: settings that a resumed run may change, "policy_kwargs.critic_precision" for one inside another
     :param on_resume: (model as it was saved, settings) -> applies those of them that its ``load`` does not take
+    :param wrapper: "module:Class" of a wrapper of the vector environment in which the algorithm acts, with a method
+        ``chunks(actions)``; its keyword arguments are settings as well. Whoever plays the model in an environment
+        without the wrapper asks this method (:func:`~rlt_sb3.experiment.models.in_env`)
     :param color: of its result in the report, a name of Matplotlib's
     :param parts: setting that is a dict -> "module:Class" whose keyword arguments the dict holds; help, JSON schema and
         the check of types know them by this
@@ -71,6 +74,7 @@ class Algorithm:
     env_kwargs: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     may_change: tuple[str, ...] = ("device",)
     on_resume: Callable[[Any, dict[str, Any]], None] | None = None
+    wrapper: str | None = None
     color: str = "tab:brown"
     parts: Mapping[str, str] = field(default_factory=dict)
 
@@ -101,7 +105,31 @@ class Algorithm:
 
     def settings(self) -> list[Setting]:
         """Return the settings that its section of a configuration may hold."""
-        return settings_of(self.load_class(), skip=RESERVED)
+        return [*settings_of(self.load_class(), skip=RESERVED), *self._settings_of_wrapper()]
+
+    def _settings_of_wrapper(self) -> list[Setting]:
+        return [] if self.wrapper is None else settings_of(resolve_name(self.wrapper), skip=("env",))
+
+    def split(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """
+        Tell the settings of the class from those of the wrapper.
+
+        :param settings: keyword arguments of both
+        :return: those of the class, those of the wrapper
+        """
+        theirs = {setting.name for setting in self._settings_of_wrapper()}
+        of_wrapper = {name: value for name, value in settings.items() if name in theirs}
+        return {name: value for name, value in settings.items() if name not in theirs}, of_wrapper
+
+    def wrap(self, env: Any, settings: Mapping[str, Any]) -> Any:
+        """
+        Wrap an environment for the algorithm.
+
+        :param env: Gymnasium vector environment whose actions are chunks
+        :param settings: of the algorithm and its wrapper
+        :return: the environment in which the algorithm acts
+        """
+        return env if self.wrapper is None else resolve_name(self.wrapper)(env, **self.split(settings)[1])
 
     def settings_of_parts(self) -> dict[str, list[Setting]]:
         """Return the settings inside each setting that is a dict, but not what the run or the algorithm passes."""

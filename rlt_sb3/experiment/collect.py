@@ -13,7 +13,7 @@ from rlt_sb3.experiment.config import TrainConfig, load_config
 from rlt_sb3.experiment.environment import check_device, make_env
 from rlt_sb3.experiment.evaluate_run import MODELS, load_predictor
 from rlt_sb3.experiment.imports import check_hooks
-from rlt_sb3.experiment.models import check_fits
+from rlt_sb3.experiment.models import check_fits, in_env
 
 if TYPE_CHECKING:
     from rlt_gym.libero.collect import CollectConfig
@@ -93,7 +93,8 @@ def _start(
         assert isinstance(env, RLTokenVectorEnv)
         check_run(run, of_run(run), env.metadata.get("fingerprint"))
         check_fits(model, env, path)
+        player = in_env(settings.algorithm, model, env, settings.settings)
     except BaseException:
         env.close()
         raise
-    return env, as_policy(model), {"model": path.name, "model_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    return env, as_policy(player), {"model": path.name, "model_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}

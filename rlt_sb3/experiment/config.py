@@ -1,7 +1,7 @@
 """
 The settings of a run: plain dataclasses that the command line, YAML files and Python share.
 
-Imports neither torch nor a simulator.
+Imports neither torch nor a simulator. Long because the help of each setting of a run is here.
 """
 
 from __future__ import annotations
@@ -307,6 +307,11 @@ class TrainConfig:
         mode, modes = self.rollout.mode, get_algorithm(self.algorithm).modes
         if mode not in modes:
             raise ValueError(f"rollout.mode must be one of {', '.join(modes)} with {self.algorithm}, got {mode!r}.")
+        if get_algorithm(self.algorithm).wrapper is not None and self.rollout.workers is not None:
+            raise ValueError(
+                f"{self.algorithm} asks the VLA in this process, and rollout.workers is {self.rollout.workers}: leave "
+                "rollout.workers out."
+            )
         if mode != "sync" and "train_freq" in self.settings:
             raise ValueError(f"rollout.mode {mode!r} sets {self.algorithm}.train_freq itself: leave one of them out.")
         if mode != "async":

@@ -18,7 +18,7 @@ from rlt_sb3.experiment.checkpoints import all_checkpoints
 from rlt_sb3.experiment.config import TrainConfig, load_config
 from rlt_sb3.experiment.environment import check_device, make_env
 from rlt_sb3.experiment.eval_config import EvalConfig
-from rlt_sb3.experiment.models import as_predictor, check_fits, load_model
+from rlt_sb3.experiment.models import as_predictor, check_fits, in_env, load_model
 from rlt_sb3.experiment.parallel_eval import evaluate_in_parallel
 from rlt_sb3.experiment.progress import quiet_bar
 
@@ -113,6 +113,7 @@ def _play(
         for label, (_, file) in models.items():
             if file is not None:
                 check_fits(policies[label], env, file)  # type: ignore[arg-type]
+                policies[label] = in_env(settings.algorithm, policies[label], env, settings.settings)  # type: ignore[arg-type]
         for label, (name, _) in models.items():
             with quiet_bar(
                 total=len(range(shard[0], n_states, shard[1])), disable=not config.progress, desc=name
@@ -165,7 +166,7 @@ def load_predictor(algorithm: str, path: Path, device: str) -> Predictor:
     :param algorithm: of the run
     :param path: a saved model
     :param device: torch device
-    :return: a model whose ``predict`` gives chunks (N, C, d)
+    :return: what :func:`~rlt_sb3.experiment.models.in_env` takes
     :raises ValueError: if the file is no model of this algorithm
     """
     import torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,17 +57,19 @@ def _check_names(label: str, given: Collection[str], known: list[Setting], prefi
         raise ValueError(unknown_settings(label, unknown, names))
 
 
-def make_vec_env(name: str, env: Any) -> VecEnv:
+def make_vec_env(name: str, env: Any, settings: Mapping[str, Any] | None = None) -> VecEnv:
     """
     Wrap a run's environment for an algorithm of Stable-Baselines3.
 
     :param name: the algorithm
     :param env: Gymnasium vector environment
+    :param settings: of the algorithm; only those of its wrapper are read
     """
     from rlt_sb3.common.vec_env import GymnasiumVecEnv, WholeEpisodeMonitor
 
-    venv: VecEnv = GymnasiumVecEnv(env)
-    if get_algorithm(name).flat:
+    algorithm = get_algorithm(name)
+    venv: VecEnv = GymnasiumVecEnv(algorithm.wrap(env, settings or {}))
+    if algorithm.flat:
         from rlt_sb3.common.flat_actions import FlatActions
 
         venv = FlatActions(venv)
@@ -87,7 +89,7 @@ def make_model(name: str, venv: VecEnv, settings: dict[str, Any], seed: int) -> 
     algorithm = get_algorithm(name)
     assert venv.action_space.shape is not None
     length = venv.observation_space["vla_ref"].shape[0]  # type: ignore[index]
-    kwargs = algorithm.defaults(venv.num_envs, length) | resolve_settings(name, settings)
+    kwargs = algorithm.defaults(venv.num_envs, length) | algorithm.split(resolve_settings(name, settings))[0]
     if algorithm.of_env is not None:
         kwargs = _merged(algorithm.of_env(venv), kwargs)
     return algorithm.load_class()(algorithm.load_policy(), venv, seed=seed, **kwargs)
@@ -152,12 +154,40 @@ class _Chunks:
         return actions.reshape(np.shape(observation["vla_ref"])), state
 
 
+class _Wrapped:
+    """Gives a model that acts in a wrapper the chunks that the wrapper makes of its actions."""
+
+    def __init__(self, model: Predictor, wrapper: Any):
+        self.model, self.wrapper = model, wrapper
+
+    def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[np.ndarray, Any]:
+        """Predict as the model does; the observation must be the one that the environment returned last."""
+        actions, state = self.model.predict(observation, deterministic=deterministic)
+        return self.wrapper.chunks(actions.reshape(self.wrapper.action_space.shape)), state
+
+
 def as_predictor(name: str, model: Predictor) -> Predictor:
     """
     Adapt a model so that an evaluation can play it.
 
     :param name: the algorithm
     :param model: its model
+    :return: a model whose ``predict`` gives chunks (N, C, d), or, if the algorithm has a wrapper, what :func:`in_env`
+        takes
+    """
+    algorithm = get_algorithm(name)
+    return _Chunks(model) if algorithm.flat and algorithm.wrapper is None else model
+
+
+def in_env(name: str, model: Predictor, env: Any, settings: Mapping[str, Any]) -> Predictor:
+    """
+    Let a model play an environment as a run's evaluation does.
+
+    :param name: the algorithm
+    :param model: of :func:`as_predictor`
+    :param env: Gymnasium vector environment whose actions are chunks; the model can play no other one
+    :param settings: of the algorithm
     :return: a model whose ``predict`` gives chunks (N, C, d)
     """
-    return _Chunks(model) if get_algorithm(name).flat else model
+    algorithm = get_algorithm(name)
+    return model if algorithm.wrapper is None else _Wrapped(model, algorithm.wrap(env, settings))

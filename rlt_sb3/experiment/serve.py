@@ -128,6 +128,8 @@ class RunService:
 
         config = load_config(run / "config.yaml")
         label = get_algorithm(config.algorithm).label
+        if get_algorithm(config.algorithm).wrapper is not None:
+            raise ValueError(f"A run of {label} cannot be served: play it with rlt eval {run}.")
         path = run / MODELS[model] if model in MODELS else Path(model)
         if not path.is_file():
             raise ValueError(f"There is no model {path}; model is 'best', 'last' or the path of a saved model.")

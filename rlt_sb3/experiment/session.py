@@ -32,10 +32,11 @@ from rlt_sb3.experiment.checkpoints import (
     set_rng_state,
     write_checkpoint,
 )
-from rlt_sb3.experiment.models import as_predictor, load_model, make_model, make_vec_env
+from rlt_sb3.experiment.models import as_predictor, in_env, load_model, make_model, make_vec_env
 
 if TYPE_CHECKING:
     import gymnasium as gym
+    from stable_baselines3.common.vec_env import VecEnv
 
     from rlt_sb3.experiment.context import Run
 
@@ -53,7 +54,8 @@ class Training:
         self.run, self.baseline = run, baseline
         config = self.config = run.config
         self.algorithm = get_algorithm(config.algorithm)
-        self.venv = make_vec_env(config.algorithm, run.env) if run.collectors is None else run.collectors
+        name, settings = config.algorithm, config.settings
+        self.venv: VecEnv = make_vec_env(name, run.env, settings) if run.collectors is None else run.collectors
         state = checkpoint.read_state() if checkpoint is not None else None
         self.model = self._model(checkpoint)
         self.budget = BudgetCallback(
@@ -113,7 +115,7 @@ class Training:
 
     def _begin(self) -> None:
         """Make the untrained model and save it as a checkpoint."""
-        if starts_at_the_vla(as_predictor(self.config.algorithm, self.model), self.run.eval_env):
+        if starts_at_the_vla(self._predictor(self.model), self.run.eval_env):
             # The untrained model is the frozen VLA: the best one can never be worse than it on the selection states.
             self.selection.keep(self.baseline)
         elif self.algorithm.starts_at_vla:
@@ -195,13 +197,17 @@ class Training:
 
     # ---------------------------------------------------------------- selection
 
+    def _predictor(self, model: Predictor) -> Predictor:
+        name, settings = self.config.algorithm, self.config.settings
+        return in_env(name, as_predictor(name, model), self.run.eval_env, settings)
+
     def _evaluate(self, model: Predictor) -> Evaluation:
         run, every = self.run, self.config.video_every
         run.progress.phase("selection")
         # the practicing actor's evaluation comes second, where it is played at all: the plan counts one a point
         first, self._evaluated = self._evaluated != self.model.num_timesteps, self.model.num_timesteps
         return run.evaluate(
-            as_predictor(self.config.algorithm, model),
+            self._predictor(model),
             "selection",
             self.algorithm.label,
             record_states=0 if every is None else range(0, self.config.evaluation.selection_states, every),

@@ -24,7 +24,7 @@ from rlt_sb3.experiment.config import TrainConfig, load_config, save_config
 from rlt_sb3.experiment.context import Run
 from rlt_sb3.experiment.environment import check_device, make_env, make_training_env, set_deterministic, set_threads
 from rlt_sb3.experiment.interrupt import Interrupt
-from rlt_sb3.experiment.models import as_predictor, load_model, resolve_settings
+from rlt_sb3.experiment.models import as_predictor, in_env, load_model, resolve_settings
 from rlt_sb3.experiment.practice import lowest_point, milestones, training_minutes
 from rlt_sb3.experiment.progress import Progress
 from rlt_sb3.experiment.run_dir import RunDir
@@ -165,7 +165,8 @@ def _phases(run: Run, checkpoint: Checkpoint | None) -> TrainResult:
 
     progress.phase("best model, held-out states")
     best = load_model(config.algorithm, run.files.path / "best_model.zip", device=training.model.device)
-    final = run.evaluate(as_predictor(config.algorithm, best), "eval", label, run.filmed)
+    player = in_env(config.algorithm, as_predictor(config.algorithm, best), run.eval_env, config.settings)
+    final = run.evaluate(player, "eval", label, run.filmed)
     comparison = compare(vla, final)
     run.store(**{config.algorithm: final.to_dict(), "comparison": asdict(comparison)})
     if run.filmed and not vla.frames:  # a resumed run: the same films again

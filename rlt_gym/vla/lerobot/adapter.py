@@ -171,8 +171,18 @@ class LeRobotVLA:
         with torch.no_grad(), self._precision():
             reading = self._reader.read(self._pre(batch), seeds)
         self._max_tokens, self._grids = reading.max_tokens, reading.grids
-        chunk = to_chunk(self._post(reading.actions.float()), gripper=self._gripper).to(self._device)
-        return VLAOutput(reading.tokens, reading.mask, reading.kind, chunk)
+        chunk, again = self._chunk(reading.actions), reading.from_noise
+
+        def from_noise(noise: torch.Tensor) -> torch.Tensor:
+            assert again is not None
+            with torch.no_grad(), self._precision():
+                actions = again(noise)
+            return self._chunk(actions)
+
+        return VLAOutput(reading.tokens, reading.mask, reading.kind, chunk, None if again is None else from_noise)
+
+    def _chunk(self, actions: torch.Tensor) -> torch.Tensor:
+        return to_chunk(self._post(actions.float()), gripper=self._gripper).to(self._device)
 
     @property
     def _name(self) -> str:
@@ -237,6 +247,7 @@ class LeRobotVLA:
             language=language,
             orientation=self._orientation,
             picture_grids=self._picture_grids(),
+            noise=self._reader.noise_shape,
         )
 
     def _picture_grids(self) -> tuple[tuple[str, int, int], ...] | None:

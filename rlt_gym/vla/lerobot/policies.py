@@ -29,6 +29,7 @@ class Reading(NamedTuple):
     :param max_tokens: Largest M of any batch, ``None`` if unknown.
     :param grids: Rows and columns of each picture's tokens, in the order of the policy's picture features; ``None`` if
         they do not cover the whole pictures, or it is unknown.
+    :param from_noise: Noise (B, S, n) -> the actions that the policy makes of it; ``None`` if it takes none.
     """
 
     actions: torch.Tensor
@@ -37,6 +38,7 @@ class Reading(NamedTuple):
     kind: torch.Tensor
     max_tokens: int | None
     grids: tuple[tuple[int, int], ...] | None = None
+    from_noise: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 class Reader:
@@ -52,6 +54,11 @@ class Reader:
 
     def __init__(self, policy: Any, config: Any) -> None:
         self.policy, self.config = policy, config
+
+    @property
+    def noise_shape(self) -> tuple[int, int] | None:
+        """Shape (S, n) of the noise that a caller may choose; ``None``: there is none, or more is drawn on the way."""
+        return None
 
     @property
     def device(self) -> torch.device:
@@ -120,25 +127,54 @@ class FlowReader(Reader):
     SmolVLA, PI0, PI05: the language model's output for pictures, instruction and (SmolVLA) state.
 
     One forward pass fills the language model's cache, and its output is thrown away; here it is kept. With the cache
-    the actions' flow is integrated.
+    the actions' flow is integrated, for other noise again.
     """
 
+    @property
+    def noise_shape(self) -> tuple[int, int]:
+        """Shape of the noise of a whole chunk; the numbers of a step are padded to the policy's largest action."""
+        return self.config.chunk_size, self.config.max_action_dim
+
     def _read(self, batch: dict[str, Any], seeds: Sequence[int]) -> Reading:
-        noise = self.noise(seeds, self.config.chunk_size, self.config.max_action_dim)
         with self._tapped() as found:
-            actions = self.policy.predict_action_chunk(batch, noise=noise)
+            actions = self.policy.predict_action_chunk(batch, noise=self.noise(seeds, *self.noise_shape))
         longer = self.config.tokenizer_max_length - batch["observation.language.tokens"].shape[1]
         tokens, mask, kinds = found["tokens"], found["mask"], list(found["kinds"])
         kinds += ["state"] * (tokens.shape[1] - len(kinds))  # then perhaps pads, which are masked
         edges = [math.isqrt(count) for count in found["pictures"]]
         square = all(edge * edge == count for edge, count in zip(edges, found["pictures"], strict=True))
         grids = [(edge, edge) for edge in edges] if square else None
-        return self._reading(actions, tokens, mask, kinds, tokens.shape[1] + max(0, longer), grids)
+        reading = self._reading(actions, tokens, mask, kinds, tokens.shape[1] + max(0, longer), grids)
+        return reading._replace(from_noise=partial(self._flow, batch, found["prefix"], found["cached"]))
+
+    def _flow(self, batch: dict[str, Any], prefix: Any, cached: Any, noise: torch.Tensor) -> torch.Tensor:
+        """
+        Integrate the flow once more.
+
+        :param batch: Of the forward pass.
+        :param prefix: What ``embed_prefix`` gave in it.
+        :param cached: The language model's output and cache.
+        :param noise: Where the flow begins, (B, S, n).
+        :return: Actions.
+        """
+
+        def forward(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return cached if kwargs["inputs_embeds"][1] is None else method(*args, **kwargs)
+
+        with (
+            wrapped(self.policy.model, "embed_prefix", lambda method, *args, **kwargs: prefix),
+            wrapped(self._core, "forward", forward),
+        ):
+            return self.policy.predict_action_chunk(batch, noise=noise.to(self.device))
+
+    @property
+    def _core(self) -> Any:
+        model = self.policy.model
+        return model.vlm_with_expert if hasattr(model, "vlm_with_expert") else model.paligemma_with_expert
 
     @contextmanager
     def _tapped(self) -> Iterator[dict[str, Any]]:
-        model = self.policy.model
-        core = model.vlm_with_expert if hasattr(model, "vlm_with_expert") else model.paligemma_with_expert
+        model, core = self.policy.model, self._core
         found: dict[str, Any] = {"kinds": [], "pictures": []}
 
         def embed(kind: str, method: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -148,14 +184,14 @@ class FlowReader(Reader):
             return tokens
 
         def embed_prefix(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            embedded = method(*args, **kwargs)
+            embedded = found["prefix"] = method(*args, **kwargs)
             found["mask"] = embedded[1].bool()
             return embedded
 
         def forward(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             outputs, cache = method(*args, **kwargs)
             if kwargs["inputs_embeds"][1] is None:
-                found["tokens"] = outputs[0]
+                found["tokens"], found["cached"] = outputs[0], (outputs, cache)
             return outputs, cache
 
         with (

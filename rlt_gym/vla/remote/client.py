@@ -185,7 +185,7 @@ class RemoteVLA(_Served):
             if not isinstance(array, np.ndarray) or array.dtype.kind != kind or array.ndim != dims:
                 raise VLAUnavailableError(f"The server at {self._connection.address} gave no {name} of this protocol.")
         part = {name: torch.from_numpy(reply[name].copy()) for name in arrays_wanted}
-        VLAOutput(**part).check(self._spec, rows.stop - rows.start)
+        VLAOutput(part["tokens"], part["mask"], part["kind"], part["chunk"]).check(self._spec, rows.stop - rows.start)
         return part
 
 

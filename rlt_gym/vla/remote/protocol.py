@@ -32,6 +32,7 @@ def describe(vla: FrozenVLA, max_batch: int, max_bytes: int, tokens_dtype: str) 
     spec = asdict(vla.spec)
     if spec.get("dtype") is not None:  # of the tokens, as they arrive
         spec["dtype"] = tokens_dtype
+    spec["noise"] = None  # the server keeps nothing of a forward pass, and so makes no chunks of other noise
     return {
         "protocol": PROTOCOL,
         "version": VERSION,

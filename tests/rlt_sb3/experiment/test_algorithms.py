@@ -26,10 +26,14 @@ from rlt_sb3.experiment.train import train
 
 
 def test_registry(tmp_path):
-    assert algorithm_names() == ["rlt", "grpo", "ppo", "residual_sac", "tqc"]
-    with pytest.raises(ValueError, match="Unknown algorithm 'sac'; choose one of rlt, grpo, ppo, residual_sac, tqc"):
+    assert algorithm_names() == ["rlt", "dsrl", "grpo", "ppo", "residual_sac", "tqc"]
+    with pytest.raises(
+        ValueError, match="Unknown algorithm 'sac'; choose one of rlt, dsrl, grpo, ppo, residual_sac, tqc"
+    ):
         get_algorithm("sac")
-    with pytest.raises(ValueError, match="Unknown algorithm 'sac'; choose one of rlt, grpo, ppo, residual_sac, tqc"):
+    with pytest.raises(
+        ValueError, match="Unknown algorithm 'sac'; choose one of rlt, dsrl, grpo, ppo, residual_sac, tqc"
+    ):
         train(small(tmp_path, algorithm="sac"))
     with pytest.raises(ValueError, match=r"Unknown TQC setting 'bc_coef'\. Valid settings: learning_rate"):
         train(small(tmp_path, algorithm="tqc", tqc={"bc_coef": 1}))

@@ -76,7 +76,7 @@ def test_a_checkpoint_without_a_replay_buffer(tmp_path, monkeypatch):
 
 
 def test_it_is_a_choice_and_a_section(tmp_path, capsys):
-    assert algorithm_names() == ["rlt", "grpo", "ppo", "residual_sac", "tqc", "warm_td3", "a2c"]
+    assert algorithm_names() == ["rlt", "dsrl", "grpo", "ppo", "residual_sac", "tqc", "warm_td3", "a2c"]
     assert main(["list"]) == 0
     assert "  warm_td3      Warm TD3" in capsys.readouterr().out.splitlines()
     (tmp_path / "c.yaml").write_text("algorithm: a2c\na2c: {n_steps: 7}\nrlt: {bc_coef: 3}\n")

@@ -78,7 +78,7 @@ def test_one_file_registers_each():
         for room in ("experiment", "cli", "common", "callbacks")
         for path in (folder.parents[1] / room).rglob("*.py")
     ]
-    for name in ("grpo", "residual_sac"):
+    for name in ("dsrl", "grpo", "residual_sac"):
         assert [path for path in general if path.stem != name and name in path.read_text()] == []
 
 

@@ -51,6 +51,9 @@ def test_the_chunk_is_lerobots_and_the_tokens_are_the_language_models(checkpoint
     with torch.no_grad():
         chunk = vla._post(vla.policy.predict_action_chunk(batch, noise=noise)).clamp(-1, 1)
     torch.testing.assert_close(output.chunk, chunk, rtol=0, atol=1e-6)
+    for _ in range(2):  # the cache stays as it is
+        torch.testing.assert_close(output.chunk_of(noise, vla.spec), chunk, rtol=0, atol=1e-6)
+    assert (output.chunk_of(-noise, vla.spec) - chunk).abs().max() > 1e-3
     words = batch["observation.language.attention_mask"]
     assert torch.equal(output.mask, torch.cat([torch.ones(2, 8, dtype=torch.bool), words.bool()], dim=1))
 

@@ -106,6 +106,27 @@ def test_smolvla_gives_what_lerobot_gives(folders):
     assert vla.spec.stochastic and vla.spec.language and vla.spec.max_tokens == 8 + 48 + 1
 
 
+def test_smolvla_makes_chunks_of_given_noise_without_seeing_again(folders):
+    obs, vla = observations(), load_vla(f"lerobot:{folders['smolvla']}")
+    policy, pre, post = lerobots_own(folders["smolvla"])
+    batch, noise = pre(lerobots_observation(obs)), torch.randn(3, 8, 7, generator=torch.Generator().manual_seed(0))
+    wanted = post(policy.predict_action_chunk(dict(batch), noise=noise)).clamp(-1, 1)
+    output, seen = vla.forward(obs, TASKS, seed=SEEDS), []
+    model = vla.policy.model.vlm_with_expert.get_vlm_model()
+    handles = [
+        part.register_forward_hook(lambda *call: seen.append(1)) for part in (model.vision_model, model.connector)
+    ]
+    with torch.random.fork_rng():
+        for _ in range(2):  # the cache stays as it is
+            torch.testing.assert_close(output.chunk_of(noise, vla.spec), wanted, rtol=0, atol=1e-5)
+    for handle in handles:
+        handle.remove()
+    assert not seen and vla.spec.noise == (8, 7)
+    torch.testing.assert_close(vla.forward(obs, TASKS, seed=SEEDS).chunk, output.chunk, rtol=0, atol=0)
+    for name in ("act", "diffusion"):  # one draws nothing, the other one also on the way
+        assert load_vla(f"lerobot:{folders[name]}").spec.noise is None
+
+
 def test_diffusion_gives_what_lerobot_gives(folders):
     obs, vla = observations(), load_vla(f"lerobot:{folders['diffusion']}")
     policy, pre, post = lerobots_own(folders["diffusion"])
