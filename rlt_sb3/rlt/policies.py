@@ -302,6 +302,9 @@ class RLTPolicy(TD3Policy):
         first updates take a minute; numbers differ from those without it by rounding. None: nothing is compiled
     :param token_input: False: networks see ``proprio`` without ``z_rl`` (ablation)
     :param reference_input: False: the actor's network does not see ``vla_ref`` (ablation)
+    :param offset_search: some training episodes of RLT try a constant offset of the VLA's chunks; the actor adds the
+        best one to each chunk. A dict has arguments of :class:`~rlt_sb3.rlt.offset.OffsetSearch`, True stands for its
+        defaults. False: no offset, as with ``actor_mode="direct"``
     :param gripper: place of the gripper's command in an action; None: the robot has none. RLT sets it
     :param act_with: actor that plays in rollouts and evaluation: "target", the slow copy of the actor, or "online"
         (TD3)
@@ -344,6 +347,7 @@ class RLTPolicy(TD3Policy):
         compile_mode: str | None = None,
         token_input: bool = True,
         reference_input: bool = True,
+        offset_search: dict[str, Any] | bool = True,
         gripper: int | None = None,
         act_with: str = "target",
         gated: bool = False,
@@ -405,7 +409,8 @@ class RLTPolicy(TD3Policy):
         self.actor_mode, self.actor_q, self.actor_tau, self.actor_std = actor_mode, actor_q, actor_tau, actor_std
         self.vla, self.train_token, self.train_vla = copy, train_token, train_vla  # one copy for all networks
         self.gripper_flip, self.gripper_critic = gripper_flip, gripper_critic
-        self.token_input, self.reference_input, self.gripper = token_input, reference_input, gripper
+        self.token_input, self.reference_input = token_input, reference_input
+        self.offset_search, self.gripper = offset_search, gripper
         self.critic_precision, self.layer_norm, self.compile_mode = critic_precision, layer_norm, compile_mode
         self.act_with, self.gated = act_with, gated
         self.share_features_extractor = False

@@ -13,7 +13,6 @@ PAPER: dict[str, Any] = {
     "critic_warmup_updates": 0,  # learning starts right after the warm-up
     "q_bounds": None,
     "gate": False,
-    "offset_search": False,
     "bc_coef": 20.0,
     "reference_dropout": 0.5,
     "exploration_std": 0.05,
@@ -27,6 +26,7 @@ PAPER: dict[str, Any] = {
         "net_arch": [256, 256],
         "actor_mode": "direct",
         "actor_std": 0.05,
+        "offset_search": False,
         "act_with": "online",
         "n_critics": 2,
         "actor_q": "first",

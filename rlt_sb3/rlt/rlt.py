@@ -117,9 +117,6 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         actor that has (with ``actor_mode="direct"`` it first plays the untrained actor, which is not the VLA). A dict
         has arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, True stands for its defaults. False: no gate,
         :meth:`predict` plays the present actor
-    :param offset_search: some training episodes try a constant offset of the VLA's chunks; the actor adds the best one
-        to each chunk. A dict has arguments of :class:`~rlt_sb3.rlt.offset.OffsetSearch`, True stands for its defaults.
-        False: no offset, as with ``actor_mode="direct"``
     :param action_noise: further noise in rollouts, shape (C, d), e.g. :class:`~rlt_sb3.common.noise.HeldNoise`
     :param replay_buffer_class: a subclass of ``ChunkReplayBuffer``
     :param replay_buffer_kwargs: further arguments of :class:`~rlt_sb3.common.replay.buffer.ChunkReplayBuffer`: rows of
@@ -167,7 +164,6 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         critic_warmup_updates: int = 500,
         q_bounds: tuple[float, float] | None = (0.0, 1.0),
         gate: dict[str, Any] | bool = True,
-        offset_search: dict[str, Any] | bool = True,
         action_noise: ActionNoise | None = None,
         replay_buffer_class: type[ReplayBuffer] | None = None,
         replay_buffer_kwargs: dict[str, Any] | None = None,
@@ -218,7 +214,6 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self._vla_bytes = 0  # of a copy of the VLA that learns
         self.critic_warmup_updates = critic_warmup_updates
         self.q_bounds = q_bounds
-        self.offset_search = offset_search
         self.search: OffsetSearch | None = None
         self.search_opens = False  # whether all episodes with noise belong to it, and only the offset learns
         self._begin_counting(gate)
@@ -264,7 +259,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             of_vla = self.policy.vla_training.settings
             self.policy.vla_training.start(self.env.get_attr("trainable_vla")[0](of_vla.part, of_vla.rank))
         if self.search is None and self.policy.starts_at_vla:
-            self.search = make_search(self.offset_search)
+            self.search = make_search(self.policy.offset_search)
             if self.search is not None:
                 self.search.begin(len(self.actor.offset), self.action_space.shape[-1], self.gripper)
                 self.search.restart(self.n_envs)
@@ -278,8 +273,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         robot = metadata_of(self.env).get("robot")
         if robot is not None:
             self.gripper = getattr(robot, "gripper_index", None)
-            if self.offset_search is not False:
-                self.policy_kwargs["gripper"] = self.gripper
+            self.policy_kwargs["gripper"] = self.gripper
         of_gripper = self.policy_kwargs.get("gripper_critic")
         if of_gripper is not None and "place" not in of_gripper:
             if self.gripper is None:

@@ -79,7 +79,7 @@ def check_values(model: Any) -> None:
     check_names(model.policy_kwargs, model.policy_class, "RLT", "policy_kwargs")
     check_names(model.replay_buffer_kwargs, buffer_class, "RLT", "replay_buffer_kwargs")
     _check_training(model)
-    make_search(model.offset_search)
+    make_search(model.policy_kwargs.get("offset_search", True))
     between_0_and_1("gamma", " (discount per control step)")
     number("tau", "in (0, 1]", lambda value: 0.0 < value <= 1.0)
     number("utd", "> 0 (critic updates per row)", lambda value: value > 0)
@@ -141,14 +141,14 @@ def make_search(given: Any) -> OffsetSearch | None:
     """
     Make the search for an offset.
 
-    :param given: ``offset_search`` of RLT
+    :param given: ``offset_search`` of the policy
     :return: the search; None: there is none
     :raises ValueError: for settings that do not exist or are out of range
     """
     if given is False:
         return None
     settings = {} if given is True else given
-    check_names(settings, OffsetSearch, "RLT", "offset_search")
+    check_names(settings, OffsetSearch, "RLT", "policy_kwargs.offset_search")
     return OffsetSearch(**settings)
 
 

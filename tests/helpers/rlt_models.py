@@ -10,7 +10,7 @@ from rlt_sb3 import RLT, GymnasiumVecEnv
 
 # Other numbers than the defaults where these would hide a part of the learner from the oracles (no noise, a pull that
 # changes, time-outs as failures) or round them (bfloat16); test_recipe.py has the defaults
-PLAIN = dict(bc_coef=20.0, target_policy_noise=0.1, action_scale=1.0, gate=False, offset_search=False)
+PLAIN = dict(bc_coef=20.0, target_policy_noise=0.1, action_scale=1.0, gate=False)
 SMALL = PLAIN | dict(policy_kwargs=dict(net_arch=[32, 32]), batch_size=32, device="cpu", seed=0)
 
 
@@ -22,7 +22,8 @@ def make_venv(num_envs: int = 2, monitor: bool = True, **kwargs):
 def make_model(num_envs: int = 2, venv=None, **kwargs) -> RLT:
     settings = SMALL | kwargs
     # a small network unless a test asks for another one
-    settings["policy_kwargs"] = {"net_arch": [32, 32], "critic_precision": "float32"} | settings["policy_kwargs"]
+    small = {"net_arch": [32, 32], "critic_precision": "float32", "offset_search": False}
+    settings["policy_kwargs"] = small | settings["policy_kwargs"]
     settings["replay_buffer_kwargs"] = {"timeout_is_failure": False} | settings.get("replay_buffer_kwargs", {})
     return RLT("MultiInputPolicy", make_venv(num_envs) if venv is None else venv, **settings)
 

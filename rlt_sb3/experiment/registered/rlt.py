@@ -39,7 +39,6 @@ register_algorithm(
             "policy_kwargs": "rlt_sb3.rlt.policies:RLTPolicy",
             "replay_buffer_kwargs": "rlt_sb3.common.replay.buffer:ChunkReplayBuffer",
             "gate": "rlt_sb3.common.policy_gate:PolicyGate",
-            "offset_search": "rlt_sb3.rlt.offset:OffsetSearch",
         },
     ),
 )

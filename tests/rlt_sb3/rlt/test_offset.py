@@ -28,7 +28,8 @@ def outcome(success=True, offset=None, **told) -> ChunkOutcome:
 def model_of(num_envs=2, offset_search=True, **kwargs) -> RLT:
     if isinstance(offset_search, dict):
         offset_search = {"opening": 0} | offset_search
-    return make_model(num_envs, **(fast(offset_search=offset_search) | kwargs))
+    policy_kwargs = {"net_arch": [32, 32], "offset_search": offset_search} | kwargs.pop("policy_kwargs", {})
+    return make_model(num_envs, **(fast(policy_kwargs=policy_kwargs) | kwargs))
 
 
 # ---------------------------------------------------------------- what is tried
@@ -317,8 +318,8 @@ def test_training_twice_is_the_same():
 
 
 def test_without_the_search_there_is_no_offset():
-    for kwargs in ({"offset_search": False}, {"policy_kwargs": {"actor_mode": "direct"}}):
-        model = model_of(**kwargs).learn(100)
+    for kwargs in ({"offset_search": False}, {"actor_mode": "direct"}):
+        model = model_of(policy_kwargs=kwargs).learn(100)
         assert model.search is None and not model.actor.offset.any()
 
 
@@ -335,4 +336,4 @@ def test_without_the_search_there_is_no_offset():
 )
 def test_wrong_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        make_model(offset_search=settings)
+        model_of(offset_search=settings)

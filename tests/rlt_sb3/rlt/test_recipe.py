@@ -51,7 +51,7 @@ def test_what_one_types_is_the_recipe():
     pull = defaults["bc_coef"]
     expected = [max(60 - 45 * chunks / 1200, 15.0) for chunks in range(0, 7200, 30)]
     assert [pull(chunks) for chunks in range(0, 7200, 30)] == pytest.approx(expected, rel=1e-9)
-    assert defaults["action_scale"] == "auto" and defaults["gate"] is True and defaults["offset_search"] is True
+    assert defaults["action_scale"] == "auto" and defaults["gate"] is True
     recipe = dict(
         exploration_std=0.05, correction_range=(0.0, 2.0), reference_dropout=0.5, target_policy_noise=0.0,
         learning_starts=200, utd=2.0, n_steps=3, critic_warmup_updates=500, q_bounds=(0.0, 1.0), gamma=0.99, tau=0.005,
@@ -60,7 +60,7 @@ def test_what_one_types_is_the_recipe():
     assert {name: defaults[name] for name in recipe} == recipe
     assert networks["critic_precision"] == "auto" and networks["actor_mode"] == "residual"
     assert (networks["n_critics"], networks["actor_q"], networks["act_with"]) == (5, "mean", "target")
-    assert networks["gripper_flip"] == 0.0
+    assert networks["gripper_flip"] == 0.0 and networks["offset_search"] is True
     assert rows["timeout_is_failure"] is True
     model = model_of()
     assert (model.gate.share, model.gate.window) == (0.5, 16) and model.policy.gated
