@@ -64,6 +64,7 @@ class Mutation(NamedTuple):
 RLT, POLICIES, FEATURES, SETTINGS = "rlt/rlt.py", "rlt/policies.py", "rlt/features.py", "rlt/settings.py"
 OFF_POLICY, GATE, SEATS = "common/chunk_off_policy.py", "common/policy_gate.py", "common/gated_policy.py"
 CONTENDERS = "common/contenders.py"
+OFFSET = "rlt/offset.py"
 TRIALS, STATS = "common/trials.py", "common/stats.py"
 BIAS, NOISE, SCHEDULES = "common/value_bias.py", "common/noise.py", "common/schedules.py"
 OUTCOME, VEC_ENV, TORCH = "common/chunk_outcome.py", "common/vec_env.py", "common/torch_utils.py"
@@ -186,10 +187,32 @@ MUTATIONS = dict(enumerate([
              "rlt/test_known_values.py"),
     Mutation("a ChunkSchedule goes on below its end", SCHEDULES,
              "min(collected / self.chunks, 1.0)", "collected / self.chunks", "rlt/test_recipe.py"),
+    # ------------------------------------------------------------------------------------ offset
+    Mutation("an episode's offset follows the actor's", RLT,
+             "self.search.of_chunks(self.search.tried - offsets, reference)",
+             "self.search.of_chunks(self.search.tried - self.search.tried.mean(0), reference)", "rlt/test_offset.py"),
+    Mutation("noise on top of the offset that is tried", RLT, "noisy &= ~tries", "pass", "rlt/test_offset.py"),
+    Mutation("the pull undoes the offset", RLT,
+             "(bc_target + self.actor.offsets(observations)).clamp(-1.0, 1.0)", "bc_target", "rlt/test_offset.py"),
+    Mutation("the network learns while the search opens", RLT,
+             "not (warming_up or self.search_opens)", "not warming_up", "rlt/test_offset.py"),
+    Mutation("one offset for both phases", OFFSET,
+             "1 * (references[:, :, gripper].mean(1) > 0.0)", "0 * (references[:, :, gripper].mean(1) > 0.0)",
+             "rlt/test_offset.py"),
+    Mutation("episodes in which someone took over count", OFFSET,
+             "if env not in self.spoiled and not outcome.broken:", "if not outcome.broken:", "rlt/test_offset.py"),
+    Mutation("the offset goes the wrong way", OFFSET,
+             "return -float(near.sum()), near @ (vector - tried) / length**2",
+             "return float(near.sum()), near @ (tried - vector) / length**2", "rlt/test_offset.py"),
+    Mutation("the slow copy of the actor keeps its offset", POLICIES,
+             "for actor in (self.actor, self.actor_target):\n            actor.offset",
+             "for actor in (self.actor,):\n            actor.offset", "rlt/test_offset.py"),
+    Mutation("the gate does not give way to the search", "common/policy_gate.py",
+             "self.share / 2.0 if self.gives_way", "self.share if self.gives_way", "rlt/test_offset.py"),
     # ------------------------------------------------------------------------------------ networks
     Mutation("dropped references are missing from the sum, too", POLICIES,
-             'AntiWindupClamp.apply(reference + output if self.mode == "residual"',
-             'AntiWindupClamp.apply(seen + output if self.mode == "residual"', "rlt/test_updates.py"),
+             "apply(reference + self.offsets(obs) + output", "apply(seen + self.offsets(obs) + output",
+             "rlt/test_updates.py"),
     Mutation("the untrained actor is not the VLA", POLICIES,
              "nn.init.zeros_(last.weight)", "pass", "rlt/test_start.py"),
     Mutation("critics see the reference", POLICIES,

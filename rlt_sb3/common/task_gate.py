@@ -80,6 +80,11 @@ class TaskGate:
 
     @gives_way.setter
     def gives_way(self, value: bool) -> None:
+        """
+        Leave practice more of the episodes, or not.
+
+        :param value: whether to
+        """
         self.gates[0].gives_way = value
 
     @property

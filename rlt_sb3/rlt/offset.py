@@ -83,6 +83,7 @@ class OffsetSearch:
         self.shape = (1 if gripper is None else 2, n_dims)
         self.samples: list[deque[tuple[np.ndarray, bool]]] = [deque(maxlen=self.memory) for _ in range(n_tasks)]
         self.counted = [0] * n_tasks  # episodes of the search, ever
+        self.ended = [0] * n_tasks  # with those that do not count
         self.restart(1)
 
     def restart(self, n_envs: int) -> None:
@@ -99,7 +100,7 @@ class OffsetSearch:
     @property
     def opens(self) -> bool:
         """Whether a task has not had its first episodes yet."""
-        return min(self.counted) < self.opening
+        return min(self.ended) < self.opening
 
     def draw(self, noisy: np.ndarray, offsets: np.ndarray, opens: bool = False) -> np.ndarray:
         """
@@ -154,6 +155,7 @@ class OffsetSearch:
             if outcome.taken_over:
                 self.spoiled.add(env)
             if done:
+                self.ended[task] += 1
                 if env not in self.spoiled and not outcome.broken:
                     self.samples[task].append((outcome.offset[:, self.free].ravel(), bool(outcome.success)))
                     self.counted[task] += 1

@@ -12,7 +12,7 @@ C = 4
 
 # without a gate, whose noise-free episodes would repeat chunks, so that rows could not be told apart
 SMALL = {
-    "policy_kwargs": {"net_arch": [16]},
+    "policy_kwargs": {"net_arch": [16], "offset_search": {"opening": 2}},
     "batch_size": 8,
     "device": "cpu",
     "seed": 0,

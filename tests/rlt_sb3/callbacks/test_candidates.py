@@ -69,7 +69,7 @@ def test_both_actors_are_evaluated_where_they_differ(tmp_path):
 
     successes = iter([])
     with th.no_grad():
-        for value, deployed in zip(policy.training_actor.parameters(), actors[1], strict=True):
+        for value, deployed in zip(policy.training_actor.state_dict().values(), actors[1], strict=True):
             value.copy_(deployed)
     same = run(False)  # the same actor need not play twice
     assert same.evaluation.successes == same.candidate.successes == 20 and len(played) == 3

@@ -115,6 +115,29 @@ def test_trials_are_the_episodes_that_were_played_without_noise():
     assert [trial.success for trial in gate.trials.trials] == [success for *_, success in tried][:12]
 
 
+def test_the_search_counts_the_offsets_that_collectors_have_tried():
+    """The network does not learn yet, so what is played is the VLA's chunk and the offset of the episode."""
+    model, steps = learned(900, policy_kwargs={"net_arch": [32, 32], "offset_search": {"opening": 1000}})
+    expected, running = [], {}
+    for envs, step, _ in steps:
+        for row, env in enumerate(envs):
+            outcome, reference = step["infos"][row]["outcome"], step["obs"]["vla_ref"][row]
+            if step["began"][row]:
+                running[env] = outcome.offset
+            assert (outcome.offset is None) == (running[env] is None)
+            if outcome.offset is None:
+                continue
+            np.testing.assert_array_equal(outcome.offset, running[env])
+            further = outcome.offset[int(reference[:, 6].mean() > 0)] * model.action_unit
+            inside = np.abs(reference) < 0.7  # beyond, the actor's chunk is limited before the difference is added
+            np.testing.assert_allclose(step["actions"][row][inside], (reference + further)[inside], atol=1e-5)
+            if step["dones"][row]:
+                expected.append((outcome.offset[:, :6].ravel(), outcome.success))
+    found = list(model.search.samples[0])
+    assert len(found) == len(expected) > 24 and model.actor.offset.abs().max() > 0
+    assert all(np.array_equal(a, b) and x == y for (a, x), (b, y) in zip(found, expected, strict=True))
+
+
 def test_one_collector_is_the_overlapped_loop(monkeypatch):
     """With one order at a time a chunk is chosen one step before the updates for the rows before it are done."""
     still = dict(exploration_std=0.0, correction_range=(1.0, 1.0), utd=0.75)

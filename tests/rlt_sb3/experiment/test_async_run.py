@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from run_helpers import environment, quick, without_clocks
+from run_helpers import NETWORKS, environment, quick, without_clocks
 from stable_baselines3.common.save_util import load_from_pkl
 
 ray = pytest.importorskip("ray")
@@ -18,7 +18,7 @@ from rlt_sb3.experiment.config import EvalSettings, RolloutConfig  # noqa: E402
 from rlt_sb3.experiment.train import resume, train  # noqa: E402
 
 RLT = {"learning_starts": 20, "batch_size": 16, "critic_warmup_updates": 5, "gate": {"window": 4},
-       "policy_kwargs": {"net_arch": [16], "n_critics": 2}}  # fmt: skip
+       "policy_kwargs": NETWORKS}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 import torch
-from run_helpers import SMALL_RLT
+from run_helpers import NETWORKS, SMALL_RLT
 
 from rlt_gym.data.libero_hdf5 import DemoFile
 from rlt_gym.libero.collect import CollectConfig
@@ -15,7 +15,7 @@ from rlt_sb3.experiment.config import EnvConfig, TrainConfig, save_config
 from rlt_sb3.experiment.environment import make_env
 from rlt_sb3.experiment.models import make_model, make_vec_env
 
-SETTINGS = SMALL_RLT | {"policy_kwargs": {"net_arch": [16], "n_critics": 2}}
+SETTINGS = SMALL_RLT | {"policy_kwargs": NETWORKS}
 ENV = EnvConfig(suite="libero_goal", task_ids=[1], assets="embedded", num_envs=1, chunk_length=4, max_episode_steps=10)
 
 

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from run_helpers import SMALL_RLT, environment, quick, same
+from run_helpers import NETWORKS, SMALL_RLT, environment, quick, same
 
 pytest.importorskip("websockets")
 pytest.importorskip("msgpack")
@@ -38,7 +38,7 @@ def server():
 
 def config_of(out, server, patience=60.0, **changes):
     evaluation = EvalSettings(4, 4, 60, videos=False)
-    rlt = SMALL_RLT | {"policy_kwargs": {"net_arch": [16], "n_critics": 2}}
+    rlt = SMALL_RLT | {"policy_kwargs": NETWORKS}
     config = quick(out, "RemoteLibero-v0", total_chunks=CHUNKS, evaluation=evaluation, rlt=rlt, **changes)
     config.env.vla = f"rlt://127.0.0.1:{server.port}"
     config.env.kwargs = {"patience": patience}

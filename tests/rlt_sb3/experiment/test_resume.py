@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import toy_env
 import yaml
-from run_helpers import SMALL_RLT, environment, quick, same, without_clocks
+from run_helpers import NETWORKS, SMALL_RLT, environment, quick, same, without_clocks
 
 from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT
@@ -87,7 +87,7 @@ def test_200_is_100_plus_100(tmp_path, whole, algorithm):
 def test_shipped_recipe_is_resumed(tmp_path, monkeypatch):
     """Trials, a schedule of the pull, units of action, time-outs as failures: a run that dies on its way goes on."""
     assert load_config(Path(config_file("demo"))).settings == {}  # RLT's own defaults
-    settings = SMALL_RLT | {"gate": {"share": 1.0, "window": 2}, "policy_kwargs": {"net_arch": [16], "n_critics": 2}}
+    settings = SMALL_RLT | {"gate": {"share": 1.0, "window": 2}, "policy_kwargs": NETWORKS}
     one = train(config_of_whole(tmp_path, name="one", rlt=settings)).run
 
     train_until_it_dies(config_of_whole(tmp_path, name="two", rlt=settings), 70, monkeypatch)
@@ -106,7 +106,7 @@ def test_shipped_recipe_is_resumed(tmp_path, monkeypatch):
 def test_overlapped_run_is_resumed(tmp_path, monkeypatch, apart):
     """Updates that were owed when the checkpoint was written are done in the resumed run's first chunk."""
     gate = {"share": 1.0, "window": 2}
-    settings = SMALL_RLT | {"train_freq": [1, "overlap"], "gate": gate, "policy_kwargs": {"net_arch": [16]}}
+    settings = SMALL_RLT | {"train_freq": [1, "overlap"], "gate": gate, "policy_kwargs": NETWORKS}
     changes = {"rlt": settings, "evaluation": EvalSettings(4, 4, 50, videos=False, num_envs=apart)}
     one = train(config_of_whole(tmp_path, name="one", **changes)).run
     # killed between two checkpoints; and ended, then continued

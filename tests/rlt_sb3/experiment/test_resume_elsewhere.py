@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from run_helpers import SMALL_TQC, quick, same
+from run_helpers import NETWORKS, SMALL_TQC, quick, same
 
 from rlt_sb3 import RLT
 from rlt_sb3.cli.main import main
@@ -26,7 +26,7 @@ def test_which_settings_are_fixed():
 def test_device_and_precision_may_change(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
     rlt = {"learning_starts": 20, "batch_size": 16, "critic_warmup_updates": 5, "utd": 1.0, "device": "cpu"}
-    networks = {"net_arch": [16], "n_critics": 2, "critic_precision": "bfloat16"}
+    networks = NETWORKS | {"critic_precision": "bfloat16"}
     run = train(quick(tmp_path, total_chunks=40, rlt=rlt | {"policy_kwargs": networks})).run
     before = RLT.load(run / "model.zip", device="cpu")
     assert before.critic.precision == "bfloat16"

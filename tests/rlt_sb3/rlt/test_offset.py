@@ -129,6 +129,7 @@ def test_whole_undisturbed_episodes_count():
     assert search.count([outcome(offset=one), outcome(offset=two, intervention=nobody)], over, tasks) == []
     search.count([outcome(offset=one, broken=True), outcome()], over, tasks)
     search.count([outcome(False, offset=two), outcome(offset=one)], np.array([True, False]), tasks)
+    assert search.counted == [2] and search.ended == [4]  # the opening ends wherever someone always takes over
     assert [(vector.tolist(), success) for vector, success in search.samples[0]] == [
         ([0.1] * 12, True),
         ([0.2] * 12, False),
@@ -152,6 +153,19 @@ def test_it_opens_with_episodes_of_its_own_and_the_network_learns_afterwards():
     assert begun * 2 >= model.learning_starts and counted[-1] <= 24 + 1
     assert all(searching[begun + 8 : over]) and not any(searching[over + 10 :])
     assert not any(weights[:over]) and weights[-1] > 0.0
+
+
+def test_the_gate_has_half_of_its_share_meanwhile():
+    shares = {}
+
+    class Look(BaseCallback):
+        def _on_step(self) -> bool:
+            shares.setdefault(model.search_opens, set()).add(model.gate.share_now)
+            return True
+
+    model = model_of(gate={"share": 0.6, "window": 2}, offset_search={"opening": 10})
+    model.learn(400, callback=Look())
+    assert shares == {True: {0.3}, False: {0.6}}
 
 
 def test_all_tasks_have_their_opening():
