@@ -134,8 +134,8 @@ def test_the_search_counts_the_offsets_that_collectors_have_tried():
             if step["dones"][row]:
                 expected.append((outcome.offset[:, :6].ravel(), outcome.success))
     found = list(model.search.samples[0])
-    assert len(found) == len(expected) > 24 and model.actor.offset.abs().max() > 0
-    assert all(np.array_equal(a, b) and x == y for (a, x), (b, y) in zip(found, expected, strict=True))
+    assert len(expected) > len(found) == 200 and model.actor.offset.abs().max() > 0
+    assert all(np.array_equal(a, b) and x == y for (a, x), (b, y) in zip(found, expected[-200:], strict=True))
 
 
 def test_one_collector_is_the_overlapped_loop(monkeypatch):
