@@ -52,7 +52,8 @@ def config_of(mode: str, envs: int, arguments: argparse.Namespace) -> TrainConfi
         render_mode=None,
     )  # fmt: skip
     rollout = RolloutConfig(mode if mode != "ray" else "sync", workers, None if workers is None else envs // workers)
-    settings = {"learning_starts": 2 * envs, "critic_warmup_updates": 0}
+    at_once = {"offset_search": {"opening": 0}}  # else the actor is not updated while the search opens
+    settings = {"learning_starts": 2 * envs, "critic_warmup_updates": 0, "policy_kwargs": at_once}
     return TrainConfig(
         env=env, rollout=rollout, ray=RayConfig(num_cpus=0.01) if workers else RayConfig(), save_every=1000,
         evaluation=EvalSettings(videos=False), algorithms={"rlt": settings}, torch_threads=1,

@@ -58,6 +58,7 @@ SETTINGS: dict[str, Any] = dict(
     gate=False,
     replay_buffer_kwargs={"timeout_is_failure": False},
     policy_kwargs={
+        "offset_search": False,
         "net_arch": [64, 64],
         "n_critics": 5,
         "n_target_critics": None,

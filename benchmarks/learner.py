@@ -35,7 +35,8 @@ def make_models(dim: int, batch: int, rows: int, device: str, compiled: str | No
         return GymnasiumVecEnv(FakeRLTokenVectorEnv(4, chunk_length=CHUNK, token_dim=dim, seed=0))
 
     shared = dict(learning_starts=10 * rows, buffer_size=2 * rows, batch_size=batch, seed=0, device=device)
-    networks = {"net_arch": NET, "layer_norm": False, "n_critics": 2, "actor_q": "first"}
+    without = {"offset_search": False}  # the actor would not be updated while the search opens
+    networks = {"net_arch": NET, "layer_norm": False, "n_critics": 2, "actor_q": "first", **without}
 
     def equal_rlt(critic_precision: str = "float32", **more: str) -> RLT:
         kwargs = networks | {"critic_precision": critic_precision, **more}
@@ -45,7 +46,7 @@ def make_models(dim: int, batch: int, rows: int, device: str, compiled: str | No
         "TD3": TD3("MultiInputPolicy", venv(), policy_kwargs={"net_arch": NET}, **shared),
         "RLT": equal_rlt(),
         "bfloat16": equal_rlt(critic_precision="bfloat16"),
-        "default": RLT("MultiInputPolicy", venv(), **shared),
+        "default": RLT("MultiInputPolicy", venv(), policy_kwargs=without, **shared),
     }
     if compiled is not None:
         models["compiled"] = equal_rlt(compile_mode=compiled)

@@ -151,7 +151,8 @@ def measure(num_envs: int, arguments: argparse.Namespace) -> dict[str, dict[str,
     models = {}
     for mode, frequency in MODES.items():
         settings = {"learning_starts": 2 * num_envs, "critic_warmup_updates": 0, "seed": 0, "train_freq": frequency}
-        models[mode] = RLT("MultiInputPolicy", venv, device=arguments.device, **settings)
+        at_once = {"offset_search": {"opening": 0}}  # else the actor is not updated while the search opens
+        models[mode] = RLT("MultiInputPolicy", venv, device=arguments.device, policy_kwargs=at_once, **settings)
         for method in ("train", "_sample_action", "_store_transition"):
             clocks.time(models[mode], method, "learner")
     found: dict[str, Any] = {}

@@ -81,7 +81,8 @@ def training_memory(num_envs: int, arguments: argparse.Namespace) -> dict[str, A
         num_envs, arguments.suite, [arguments.task], assets=arguments.assets, render=arguments.render, device=device
     )
     settings = {"learning_starts": num_envs, "critic_warmup_updates": 0}
-    model = RLT("MultiInputPolicy", GymnasiumVecEnv(env), device=device, seed=0, **settings)
+    at_once = {"offset_search": {"opening": 0}}  # else the actor is not updated while the search opens
+    model = RLT("MultiInputPolicy", GymnasiumVecEnv(env), device=device, seed=0, policy_kwargs=at_once, **settings)
     model.learn(4 * num_envs)
     raw = env.unwrapped
     assert isinstance(raw, LiberoVectorEnv)

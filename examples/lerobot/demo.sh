@@ -11,7 +11,7 @@ BIN="${LEROBOT_BIN:-.venv-lerobot/bin}"
 OUT="${1:-runs/lerobot${QUICK:+-quick}}"
 if [ -n "${QUICK:-}" ]; then
     demos=2 steps=2 token_steps=20 episodes=1
-    size=(--total_chunks 40 --rlt.learning_starts 16 --evaluation.n_states 2 --evaluation.selection_states 2 \
+    size=(--total_chunks 40 --rlt.learning_starts 16 --rlt.policy_kwargs.offset_search.opening 2 --evaluation.n_states 2 --evaluation.selection_states 2 \
         --evaluation.selection_every 20 --evaluation.record_states 1)
 else
     demos=60 steps=200 token_steps=400 episodes=50

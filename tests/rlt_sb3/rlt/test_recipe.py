@@ -180,7 +180,8 @@ def test_shipped_configurations_leave_the_algorithm_alone_but_the_papers_has_it_
     paper = settings.pop("paper")
     assert paper | {"correction_range": tuple(paper["correction_range"])} == PAPER  # YAML has lists
     assert load_config(Path(config_file("paper"))).env.kwargs == {"obs_stride": 2}
-    assert settings.pop("demo_quick").keys() <= {"learning_starts", "critic_warmup_updates"}  # it is 300 chunks long
+    quick = {"learning_starts", "critic_warmup_updates", "policy_kwargs"}
+    assert settings.pop("demo_quick").keys() <= quick  # it is 300 chunks long
     sizes = {"learning_starts", "critic_warmup_updates", "buffer_size"}  # it has as many rows of ten tasks
     assert settings.pop("libero_goal_ten").keys() == sizes
     assert len(settings) >= 7 and not any(settings.values())
