@@ -83,7 +83,8 @@ class OffsetSearch:
         self.shape = (1 if gripper is None else 2, n_dims)
         self.samples: list[deque[tuple[np.ndarray, bool]]] = [deque(maxlen=self.memory) for _ in range(n_tasks)]
         self.counted = [0] * n_tasks  # episodes of the search, ever
-        self.ended = [0] * n_tasks  # with those that do not count
+        #: with those that do not count, by task; tasks that are not played have no entry
+        self.ended: dict[int, int] = {}
         self.restart(1)
 
     def restart(self, n_envs: int) -> None:
@@ -99,8 +100,8 @@ class OffsetSearch:
 
     @property
     def opens(self) -> bool:
-        """Whether a task has not had its first episodes yet."""
-        return min(self.ended) < self.opening
+        """Whether a task that is played has not had its first episodes yet."""
+        return min(self.ended.values(), default=0) < self.opening
 
     def draw(self, noisy: np.ndarray, offsets: np.ndarray, opens: bool = False) -> np.ndarray:
         """
@@ -149,7 +150,8 @@ class OffsetSearch:
         :return: tasks whose offset is due to move
         """
         due = []
-        for env, outcome, done, task in zip(envs_of(outcomes), outcomes, dones, tasks, strict=True):
+        for env, outcome, done, task in zip(envs_of(outcomes), outcomes, dones, map(int, tasks), strict=True):
+            self.ended.setdefault(task, 0)
             if outcome.offset is None:
                 continue
             if outcome.taken_over:
@@ -160,7 +162,7 @@ class OffsetSearch:
                     self.samples[task].append((outcome.offset[:, self.free].ravel(), bool(outcome.success)))
                     self.counted[task] += 1
                     if self.counted[task] >= self.FIRST and self.counted[task] % self.EVERY == 0:
-                        due.append(int(task))
+                        due.append(task)
                 self.spoiled.discard(env)
         return due
 
