@@ -30,7 +30,8 @@ def learn(env, chunks):
 @pytest.mark.parametrize("make", [ForeignVLA, LiberoForeignVLA], ids=["jointed", "libero"])
 def test_it_keeps_the_contract(make):
     results = {result.name: result for result in examine_vla(make(max_batch=None), tolerance=0.02)}
-    assert {name: r.detail for name, r in results.items() if r.status in ("FAIL", "skip")} == {}
+    assert {name for name, result in results.items() if result.status in ("FAIL", "skip")} == {"noise"}
+    assert results["noise"].status == "skip"  # it takes none from outside
     assert f"({4}, {len(make().spec.cameras) * 16 + 9}, {WIDTH})" in results["output"].detail
     assert results["orientation"].detail.endswith("same" if make is ForeignVLA else "turned")
 

@@ -81,7 +81,7 @@ def test_the_shipped_vlas_fit_and_say_all_that_they_need(robot):
         spec = load_vla(name).spec
         spec.check_robot(robot)
         unsaid = {field.name for field in fields(spec) if getattr(spec, field.name) is None}
-        assert unsaid == {"max_batch"} and spec.check_render() == "fast"
+        assert unsaid == {"max_batch", "noise"} and spec.check_render() == "fast"
 
 
 def test_demonstrations_show_the_robot_of_libero():

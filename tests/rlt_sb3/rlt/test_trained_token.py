@@ -31,7 +31,7 @@ def make_env(show_tokens=True, encoder=None):
 
 
 def make_model(venv=None, train_token=None, **kwargs) -> RLT:
-    networks = {"net_arch": [16, 16], "critic_precision": "float32", "train_token": train_token}
+    networks = {"net_arch": [16, 16], "critic_precision": "float32", "train_token": train_token, "offset_search": False}
     settings = SMALL | {"learning_starts": 8, "critic_warmup_updates": 6, "policy_kwargs": networks} | kwargs
     return RLT("MultiInputPolicy", venv or make_env(), **settings)
 

@@ -36,7 +36,7 @@ def make_env(show_pictures=True, vla=None):
 
 
 def make_model(venv=None, train_vla=None, **kwargs) -> RLT:
-    networks = {"net_arch": [16, 16], "critic_precision": "float32", "train_vla": train_vla}
+    networks = {"net_arch": [16, 16], "critic_precision": "float32", "train_vla": train_vla, "offset_search": False}
     settings = SMALL | {"learning_starts": 8, "critic_warmup_updates": 6, "policy_kwargs": networks} | kwargs
     return RLT("MultiInputPolicy", venv or make_env(), **settings)
 
