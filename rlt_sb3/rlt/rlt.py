@@ -340,7 +340,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             if self.gate is not None:
                 self.gate.play_vla(self._last_obs)
             if self.search is not None:
-                self.search.draw(np.zeros(n_envs, dtype=bool), self._offsets())
+                self.search.draw(np.zeros(n_envs, dtype=bool), self._offset_table()[self._tasks()])
             return reference, reference.copy()
         self._measure_unit()
         chunk = reference
@@ -352,7 +352,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             chunk = self.gate.choose(self.policy, observation, chunk, reference, ready=not self._warming_up)
         noisy = np.ones(n_envs, dtype=bool) if self.gate is None else ~self.gate.noise_free
         if self.search is not None:
-            offsets = self._offsets()
+            offsets = self._offset_table()[self._tasks()]
             tries = self.search.draw(noisy, offsets, self.search_opens)
             further = self.search.of_chunks(self.search.tried - offsets, reference) * self.action_unit
             chunk[tries] = np.clip(chunk + further, -1.0, 1.0)[tries]
@@ -368,12 +368,14 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             self.gripper_trial.reverse(chunk, self.gripper, noisy)
         return chunk, chunk.copy()
 
-    def _offsets(self) -> np.ndarray:
-        """Return the training actor's offset in each environment, in units of action (n_envs, phases, d)."""
+    def _tasks(self) -> np.ndarray:
+        """Return the task of each environment (n_envs,); 0 where observations do not say which task is played."""
         assert isinstance(self._last_obs, dict)
-        table = self.policy.training_actor.offset.cpu().numpy() / self.action_unit
-        tasks = tasks_of(self._last_obs) if TASK in self._last_obs else np.zeros(len(self._last_obs["vla_ref"]), int)
-        return table[tasks]
+        return tasks_of(self._last_obs) if TASK in self._last_obs else np.zeros(len(self._last_obs["vla_ref"]), int)
+
+    def _offset_table(self) -> np.ndarray:
+        """Return the training actor's offset in each task, in units of action (tasks, phases, d)."""
+        return self.policy.training_actor.offset.cpu().numpy() / self.action_unit
 
     def tell(
         self, infos: list[dict[str, Any]], actions: np.ndarray, rewards: np.ndarray, dones: np.ndarray
@@ -399,14 +401,12 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
     def _move_offsets(self, outcomes: list[ChunkOutcome], dones: np.ndarray) -> None:
         """Count the episodes that have tried an offset, and move the actor's one if it is time."""
-        assert self.search is not None and isinstance(self._last_obs, dict)
-        tasks = tasks_of(self._last_obs) if TASK in self._last_obs else np.zeros(len(dones), dtype=int)
-        for task in self.search.count(outcomes, dones, tasks):
-            present = self.policy.training_actor.offset[task].cpu().numpy() / self.action_unit
-            self.policy.set_offset(task, self.search.move(task, present) * self.action_unit)
+        assert self.search is not None
+        for task in self.search.count(outcomes, dones, self._tasks()):
+            moved = self.search.move(task, self._offset_table()[task])
+            self.policy.set_offset(task, moved * self.action_unit)
         self._follow_search()
-        units = self.policy.training_actor.offset.cpu().numpy() / self.action_unit
-        self.logger.record("rollout/offset", float(np.linalg.norm(units, axis=(1, 2)).mean()))
+        self.logger.record("rollout/offset", float(np.linalg.norm(self._offset_table(), axis=(1, 2)).mean()))
 
     def _follow_search(self) -> None:
         """Leave the search more of the episodes while it has only begun."""
