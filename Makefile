@@ -1,7 +1,7 @@
 # The targets of a checkout. Each sets up what it needs in .venv; the second time that takes no time.
 #   make demo [QUICK=1]  train an RL-token policy on a LIBERO task and report it beside the frozen VLA
 #   make lerobot-demo [QUICK=1]  train policies with LeRobot (in .venv-lerobot), practice them with rlt, print a table
-#   make test            the tests; COVERAGE=1 also shows which lines of the packages they reach
+#   make test            the tests, two files at a time (JOBS=1: one); COVERAGE=1 also shows which lines they reach
 #   make test-all        the tests that take long as well: every week, and before a release
 #   make libraries       the environments of the examples with other RL libraries
 #   make wheel-test      the wheel in a fresh environment
@@ -12,6 +12,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONFIG ?= $(if $(QUICK),demo_quick,demo)
 PYTEST_ARGS ?=
+# Tests of one file follow one another. More than two want more memory than a laptop has: some start simulators and Ray.
+JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # Pictures are drawn on the CPU unless the caller says otherwise (MUJOCO_GL=egl on a machine with a GPU).
 export MUJOCO_GL ?= osmesa
@@ -53,7 +56,7 @@ lerobot-demo: $(LEROBOT)/.stamp
 # With COVERAGE=1 (about a fifth slower) also the ten files with most lines that no test reaches, and the total. What runs in
 # other processes is not seen.
 test: $(VENV)/.stamp-dev
-	$(BIN)/python -m pytest $(if $(COVERAGE),--cov=rlt_gym --cov=rlt_sb3 --cov-report=) $(PYTEST_ARGS)
+	$(PYTEST) $(if $(COVERAGE),--cov=rlt_gym --cov=rlt_sb3 --cov-report=) $(PYTEST_ARGS)
 ifdef COVERAGE
 	@$(BIN)/python -m coverage report --sort=-miss | sed -n '1,12p;$$p'
 endif
@@ -68,7 +71,7 @@ LIBRARIES := torchrl tianshou rllib sbx skrl minari rl_zoo3
 libraries: $(LIBRARIES:%=.venv-libraries/%/.stamp)
 
 test-all: $(VENV)/.stamp-dev libraries
-	$(BIN)/python -m pytest --all $(PYTEST_ARGS)
+	$(PYTEST) --all $(PYTEST_ARGS)
 
 pytest: test
 
