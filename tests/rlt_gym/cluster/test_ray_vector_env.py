@@ -8,6 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from left_over import MARK, OURS, left_over, processes_with
+from run_helpers import environment
 
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
@@ -56,13 +58,24 @@ def check_same_episodes(ours, theirs, plan):
 @pytest.fixture(scope="module")
 def cluster():
     soon = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_failure_threshold": 2}
-    made = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 3, "object_store_memory": STORE, "_system_config": soon},
-    )
-    with connected(RayConfig(made.address), 3):
-        yield made
-    made.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, f"cluster-{os.getpid()}")
+        patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])  # workers that play make_libero_part import this file
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 3, "object_store_memory": STORE, "_system_config": soon},
+        )
+        with connected(RayConfig(made.address), 3):
+            yield made
+        made.shutdown()
+        assert not left_over(os.environ[MARK])
+
+
+@pytest.fixture(autouse=True)
+def no_orphans(cluster):
+    """Workers and their simulators have ended with their environment, those of lost machines included."""
+    yield
+    assert not left_over(os.environ[MARK], OURS)
 
 
 def fake(workers, per_worker, needs=NEEDS, **more):
@@ -76,6 +89,7 @@ def test_rows_are_those_of_one_environment(cluster):
     evaluation, selection = {"init_states": "eval"}, {"init_states": "selection"}
     try:
         plan = [(evaluation, 3, 8), (selection, None, 5), (evaluation | {"shard": (1, 3)}, None, 4)]
+        assert len(processes_with(os.environ[MARK], OURS)) == 3  # which no_orphans looks for
         assert check_same_episodes(ours, theirs, plan) > 20
         for env in (ours, theirs):
             env.film([1, 4])

@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from left_over import MARK, left_over
 from run_helpers import NETWORKS, environment, quick, without_clocks
 from stable_baselines3.common.save_util import load_from_pkl
 
@@ -22,12 +23,17 @@ RLT = {"learning_starts": 20, "batch_size": 16, "critic_warmup_updates": 5, "gat
 
 
 @pytest.fixture(autouse=True)
-def toy(monkeypatch):
+def toy(monkeypatch, tmp_path):
+    """The toy task; nothing is left running."""
     monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
     for name, value in environment().items():
         if name in ("PYTHONPATH", "RLT_ALLOWED_IMPORTS"):
             old = os.environ.get(name)
             monkeypatch.setenv(name, value if name != "PYTHONPATH" or not old else f"{value}:{old}")
+    mark = f"{tmp_path.name}-{os.getpid()}"
+    monkeypatch.setenv(MARK, mark)
+    yield
+    assert not left_over(mark)
 
 
 def config(out, **changes):

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from left_over import MARK, left_over, processes_with
 from run_helpers import environment, quick, same, without_clocks
 from stable_baselines3.common.save_util import load_from_pkl
 
@@ -19,6 +20,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 from rlt_gym.cluster.connection import RayConfig  # noqa: E402
 from rlt_gym.cluster.vector_env import RayVectorEnv  # noqa: E402
 from rlt_sb3.cli.main import main  # noqa: E402
+from rlt_sb3.collectors.vec_env import CollectorVecEnv  # noqa: E402
 from rlt_sb3.experiment.checkpoints import BUFFER, all_checkpoints, find_checkpoint  # noqa: E402
 from rlt_sb3.experiment.config import EvalSettings, RolloutConfig, save_config  # noqa: E402
 from rlt_sb3.experiment.models import load_model  # noqa: E402
@@ -35,49 +37,37 @@ def config(out, **changes):
 
 
 @pytest.fixture(autouse=True)
-def toy(monkeypatch):
+def toy(monkeypatch, tmp_path):
+    """The toy task, and the mark of all that is started; nothing is left running."""
     monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
     for name, value in environment().items():
         if name in ("PYTHONPATH", "RLT_ALLOWED_IMPORTS"):
             old = os.environ.get(name)
             monkeypatch.setenv(name, value if name != "PYTHONPATH" or not old else f"{value}:{old}")
-
-
-def processes_with(mark):
-    """Ids of all processes whose environment has a mark."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and mark.encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
+    mark = f"{tmp_path.name}-{os.getpid()}"
+    monkeypatch.setenv(MARK, mark)
+    yield mark
+    assert not left_over(mark)
 
 
 @pytest.mark.expensive
-def test_killed_run_goes_on_and_equals_one_without_ray(tmp_path):
+def test_killed_run_goes_on_and_equals_one_without_ray(tmp_path, toy):
     """SIGKILL for the process that learns: the cluster that it had started ends, too."""
     whole = train(config(tmp_path, name="whole")).run
     ours = config(tmp_path, name="ray", rollout=RolloutConfig(workers=1), ray=RAY)
     save_config(ours, tmp_path / "c.yaml")
-    mark = f"RLT_TEST_MARK={tmp_path.name}-{os.getpid()}"
     process = subprocess.Popen(
         [sys.executable, "-m", "rlt_sb3", "train", "--config", str(tmp_path / "c.yaml")],
-        env=dict(os.environ) | dict([mark.split("=")]),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     run = tmp_path / "ray"
     while process.poll() is None and len(all_checkpoints(run)) < 2:
         time.sleep(0.02)
-    assert len(processes_with(mark)) > 3  # Ray's own and the worker
+    assert len(processes_with(toy)) > 3  # Ray's own and the worker
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    end = time.monotonic() + 60
-    while processes_with(mark) and time.monotonic() < end:
-        time.sleep(0.2)
-    assert not processes_with(mark)
+    assert not left_over(toy)
     assert main(["train", "--resume", str(run)]) == 0
     assert not ray.is_initialized()
     weights = [load_model("rlt", folder / "model.zip", device="cpu").get_parameters() for folder in (run, whole)]
@@ -103,6 +93,47 @@ def test_a_killed_worker_costs_its_chunks_only(tmp_path, monkeypatch):
     checkpoint = find_checkpoint(run)[1]
     buffer = load_from_pkl(checkpoint.path / BUFFER)
     assert checkpoint.chunks == 160 and buffer.rows_stored == 160 - 2
+
+
+def node_and_pid(actor):
+    return ray.get_runtime_context().get_node_id(), os.getpid()
+
+
+@pytest.mark.expensive
+@pytest.mark.parametrize(
+    ("mode", "owner", "method"), [("sync", RayVectorEnv, "step_async"), ("async", CollectorVecEnv, "_next")]
+)
+def test_a_run_survives_the_end_of_a_machine(tmp_path, monkeypatch, mode, owner, method):
+    """It is killed in the midst of practice, with one of two workers; the other machine has room for both."""
+    store = 80 << 20
+    soon = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_failure_threshold": 2}
+    head = {"num_cpus": 2, "object_store_memory": store, "_system_config": soon}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    original, calls, machines = getattr(owner, method), [], []
+
+    def played(self, *arguments):
+        result = original(self, *arguments)
+        if mode == "async" or self.sequence.split == "train":
+            calls.append(self)
+            if len(calls) == 15:
+                found = [ray.get(actor.__ray_call__.remote(node_and_pid)) for actor in self._workers._actors]
+                (pid,) = [pid for node, pid in found if node == machines[0].node_id]
+                cluster.remove_node(machines[0], allow_graceful=False)
+                while Path(f"/proc/{pid}").exists():  # a toy would end its run before its machine ends it
+                    time.sleep(0.05)
+        return result
+
+    monkeypatch.setattr(owner, method, played)
+    rollout = RolloutConfig(mode, workers=2, envs_per_worker=2)
+    try:
+        machines.append(cluster.add_node(num_cpus=2, object_store_memory=store))
+        run = train(config(tmp_path, rollout=rollout, ray=RayConfig(cluster.address, num_cpus=1, timeout=60))).run
+    finally:
+        cluster.shutdown()
+    log = [row for row in without_clocks(run / "metrics.csv") if row.get("rollout/worker_restarts")][-1]
+    assert log["rollout/worker_restarts"] == "2"
+    checkpoint = find_checkpoint(run)[1]
+    assert checkpoint.chunks == 160 and load_from_pkl(checkpoint.path / BUFFER).rows_stored == 160 - 2
 
 
 @pytest.mark.expensive
@@ -143,7 +174,7 @@ def evaluated_by(folder, evaluate, config):
 @pytest.mark.sim
 @pytest.mark.expensive
 def test_a_suite_on_three_machines_is_the_whole_one(tmp_path, monkeypatch):
-    """All ten tasks of libero_goal on LIBERO; each machine has room for one part. Nothing is left running."""
+    """All ten tasks of libero_goal on LIBERO; each machine has room for one part."""
     nodes = tmp_path / "nodes"
     nodes.mkdir()
     monkeypatch.setattr(
@@ -153,8 +184,6 @@ def test_a_suite_on_three_machines_is_the_whole_one(tmp_path, monkeypatch):
     arguments = ["eval", "--vla", "mini", "--suites", "libero_goal", "--episodes", "1", "--max_episode_steps", "72"]
     arguments += ["--num_envs", "1", "--assets", "embedded", "--progress", "false"]
     assert main([*arguments, "--out", str(tmp_path / "whole.json")]) == 0
-    mark = f"{tmp_path.name}-{os.getpid()}"
-    monkeypatch.setenv("RLT_TEST_MARK", mark)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80 << 20})
     try:
         for _ in range(2):
@@ -167,10 +196,6 @@ def test_a_suite_on_three_machines_is_the_whole_one(tmp_path, monkeypatch):
     whole, parts = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("whole", "parts"))
     assert whole["suites"] == parts["suites"] and len(whole["suites"]["libero_goal"]["tasks"]) == 10
     assert 0 < whole["suites"]["libero_goal"]["successes"] < 10
-    end = time.monotonic() + 60
-    while set(processes_with(f"RLT_TEST_MARK={mark}")) - {os.getpid()} and time.monotonic() < end:
-        time.sleep(0.2)
-    assert not set(processes_with(f"RLT_TEST_MARK={mark}")) - {os.getpid()}
 
 
 @pytest.mark.parametrize(
