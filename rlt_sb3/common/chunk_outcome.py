@@ -30,8 +30,9 @@ class ChunkOutcome:
     :param stored: whether the replay buffer keeps it
     :param env: which sub-environment it is of; None: its place in the vector step says so. A step of a part of the
         sub-environments names them
-    :param offset: the offset of the VLA's chunks that the whole episode tries, if it does
+    :param offset: the offset of the VLA's chunks with which the whole episode is played, where nothing else is drawn
         (:class:`~rlt_sb3.rlt.offset.OffsetSearch`)
+    :param searching: whether the episode tries this offset; else it is played without noise
     :param task_id: the episode's task
     :param episode_steps: control steps of the episode so far; None where the environment does not count them
     :param goal_reached: whether the simulator's goal is reached, if a reward model decides about success; None: it does
@@ -51,6 +52,7 @@ class ChunkOutcome:
     stored: bool = True
     env: int | None = None
     offset: np.ndarray | None = None
+    searching: bool = False
     task_id: int = 0
     episode_steps: int | None = None
     goal_reached: bool | None = None

@@ -88,6 +88,11 @@ class TaskGate:
         self.gates[0].gives_way = value
 
     @property
+    def player(self) -> np.ndarray:
+        """Whose sample each running episode belongs to, see :class:`PolicyGate`."""
+        return self.gates[0].player
+
+    @property
     def noise_free(self) -> np.ndarray:
         """Which environments play without noise in this vector step, (n_envs,)."""
         return self.gates[0].noise_free

@@ -39,15 +39,17 @@ class OffsetSearch:
     An offset is ``phases`` vectors of one number per action dimension, the gripper's left out, in units of
     ``action_scale``. An episode of the search plays the training actor's chunks with an offset that is drawn around the
     actor's own one and stays the same from the first chunk to the last, and without other noise. Its success is one
-    sample of a Gaussian process (squared exponential kernel) over offsets. After every :attr:`EVERY` such episodes the
-    actor's offset goes to the largest mean of the process within reach.
+    sample of a Gaussian process (squared exponential kernel) over offsets. Episodes that the gate plays without noise
+    are further samples, at no cost: they say how good the places are where the offset has been, which keeps it from
+    drifting away. After every :attr:`EVERY` episodes of the search the actor's offset goes to the largest mean of the
+    process within reach.
 
     :param opening: number of episodes of each task with which the search begins: until then all episodes with noise
         belong to it, the gate has half of its share, and RLT does not train the actor's network yet
     :param share: share of the episodes with noise that belong to the search afterwards, in [0, 1]
     :param std: standard deviation of what is tried about the actor's offset
     :param reach: how far the offset moves at once, at most
-    :param memory: episodes of a task that the process remembers, the latest ones
+    :param memory: episodes of a task that the process remembers, the latest ones, those without noise included
     :raises ValueError: for settings out of range
     """
 
@@ -57,7 +59,7 @@ class OffsetSearch:
     LENGTH, AMPLITUDE, NOISE = 3.0, 0.4, 0.2
 
     def __init__(
-        self, opening: int = 48, share: float = 0.5, std: float = 0.02, reach: float = 0.02, memory: int = 200
+        self, opening: int = 48, share: float = 0.5, std: float = 0.02, reach: float = 0.01, memory: int = 400
     ):
         for name, value, ok, allowed in (
             ("opening", opening, isinstance(opening, int) and opening >= 0, "an integer >= 0 (episodes)"),
@@ -94,8 +96,10 @@ class OffsetSearch:
         :param n_envs: number of environments from now on
         """
         self.fresh = np.ones(n_envs, dtype=bool)  # whether the next chunk is the first one of its episode
-        #: the offsets that the running episodes try (n_envs, phases, d); NaN in episodes that try none
+        #: the offsets with which the running episodes are played from beginning to end, if there is nothing but the
+        #: offset that changes from chunk to chunk (n_envs, phases, d); NaN in other episodes
         self.tried = np.full((n_envs, *self.shape), np.nan)
+        self.searching = np.zeros(n_envs, dtype=bool)  # which of them belong to the search
         self.spoiled: set[int] = set()  # environments in whose episode someone took over
 
     @property
@@ -103,23 +107,25 @@ class OffsetSearch:
         """Whether a task that is played has not had its first episodes yet."""
         return min(self.ended.values(), default=0) < self.opening
 
-    def draw(self, noisy: np.ndarray, offsets: np.ndarray, opens: bool = False) -> np.ndarray:
+    def draw(self, noisy: np.ndarray, offsets: np.ndarray, others: np.ndarray, opens: bool = False) -> np.ndarray:
         """
         Draw what the episodes try that begin with the next chunk.
 
         :param noisy: which environments play with noise, bool (n_envs,)
         :param offsets: of the training actor, one per environment (n_envs, phases, d)
+        :param others: those with which episodes without noise are played, like ``offsets``; NaN where it is not known
         :param opens: whether all episodes with noise belong to the search
         :return: which environments try an offset in this vector step, bool (n_envs,)
         """
         begins = np.flatnonzero(self.fresh)
         for env in begins:
-            self.tried[env] = np.nan
-            if noisy[env] and (opens or np.random.random() < self.share):
-                self.tried[env] = offsets[env]
+            self.searching[env] = noisy[env] and (opens or np.random.random() < self.share)
+            self.tried[env] = offsets[env] if self.searching[env] else others[env]
+            if self.searching[env]:
                 self.tried[env][:, self.free] += self.std * np.random.normal(size=(self.shape[0], len(self.free)))
         self.fresh[begins] = False
-        return noisy & ~np.isnan(self.tried[:, 0, 0])
+        self.tried[noisy & ~self.searching] = np.nan  # also of a trial that has been abandoned
+        return noisy & self.searching
 
     def of_chunks(self, offsets: np.ndarray, references: np.ndarray) -> np.ndarray:
         """
@@ -143,8 +149,8 @@ class OffsetSearch:
         """
         Count the episodes of the search that have ended.
 
-        :param outcomes: of the n chunks just played; they name the offset that their episode tries. An episode whose
-            simulator broke or in which someone took over does not count
+        :param outcomes: of the n chunks just played; they name the offset of their episode. An episode whose simulator
+            broke or in which someone took over does not count
         :param dones: (n,)
         :param tasks: their tasks (n,)
         :return: tasks whose offset is due to move
@@ -157,11 +163,12 @@ class OffsetSearch:
             if outcome.taken_over:
                 self.spoiled.add(env)
             if done:
-                self.ended[task] += 1
+                self.ended[task] += outcome.searching
                 if env not in self.spoiled and not outcome.broken:
                     self.samples[task].append((outcome.offset[:, self.free].ravel(), bool(outcome.success)))
-                    self.counted[task] += 1
-                    if self.counted[task] >= self.FIRST and self.counted[task] % self.EVERY == 0:
+                    self.counted[task] += outcome.searching
+                    its_turn = self.counted[task] >= self.FIRST and self.counted[task] % self.EVERY == 0
+                    if outcome.searching and its_turn:
                         due.append(task)
                 self.spoiled.discard(env)
         return due

@@ -23,7 +23,7 @@ from stable_baselines3.td3.td3 import TD3
 
 from rlt_sb3.common.chunk_off_policy import ChunkOffPolicyAlgorithm
 from rlt_sb3.common.chunk_outcome import ChunkOutcome, outcomes_of
-from rlt_sb3.common.gated_policy import TASK, tasks_of
+from rlt_sb3.common.gated_policy import TASK, TaskActors, tasks_of
 from rlt_sb3.common.noise import unit_from_spread
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.replay.storage import ChunkBatch
@@ -340,7 +340,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             if self.gate is not None:
                 self.gate.play_vla(self._last_obs)
             if self.search is not None:
-                self.search.draw(np.zeros(n_envs, dtype=bool), self._offset_table()[self._tasks()])
+                offsets = self._offset_table()[self._tasks()]
+                known = np.zeros_like(offsets) if self.search_opens else np.full_like(offsets, np.nan)
+                self.search.draw(np.zeros(n_envs, dtype=bool), offsets, known)
             return reference, reference.copy()
         self._measure_unit()
         chunk = reference
@@ -353,7 +355,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         noisy = np.ones(n_envs, dtype=bool) if self.gate is None else ~self.gate.noise_free
         if self.search is not None:
             offsets = self._offset_table()[self._tasks()]
-            tries = self.search.draw(noisy, offsets, self.search_opens)
+            tries = self.search.draw(noisy, offsets, self._offsets_without_noise(), self.search_opens)
             further = self.search.of_chunks(self.search.tried - offsets, reference) * self.action_unit
             chunk[tries] = np.clip(chunk + further, -1.0, 1.0)[tries]
             noisy &= ~tries
@@ -377,11 +379,30 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         """Return the training actor's offset in each task, in units of action (tasks, phases, d)."""
         return self.policy.training_actor.offset.cpu().numpy() / self.action_unit
 
+    def _offsets_without_noise(self) -> np.ndarray:
+        """
+        Return the offsets with which those play who play without noise now (n_envs, phases, d).
+
+        That of the VLA is zero while the actor's network adds nothing. NaN: unknown, or there is noise.
+        """
+        assert self.search is not None
+        tasks = self._tasks()
+        found = np.full((len(tasks), *self.search.shape), np.nan)
+        if self.gate is None:
+            return found
+        if self.search_opens:
+            found[self.gate.player == "vla"] = 0.0
+        on_trial = self.policy.actor_on_trial
+        for env in np.flatnonzero(self.gate.player == "actor"):
+            actor = on_trial.actors[tasks[env]] if isinstance(on_trial, TaskActors) else on_trial
+            found[env] = actor.offset[tasks[env]].cpu().numpy() / self.action_unit
+        return found
+
     def tell(
         self, infos: list[dict[str, Any]], actions: np.ndarray, rewards: np.ndarray, dones: np.ndarray
     ) -> list[dict[str, Any]]:
         """
-        Write into the outcomes which offset each episode tries.
+        Write into the outcomes with which offset each episode is played.
 
         :param infos: one per environment
         :param actions: chunks (n_envs, C, d)
@@ -392,11 +413,12 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         if self.search is None:
             return infos
         tried = [None if np.isnan(offset).any() else offset.copy() for offset in self.search.tried]
+        searching = self.search.searching.tolist()
         self.search.end(dones)
         outcomes = outcomes_of(infos, actions, rewards)
         return [
-            {**info, "outcome": replace(outcome, offset=offset)}
-            for info, outcome, offset in zip(infos, outcomes, tried, strict=True)
+            {**info, "outcome": replace(outcome, offset=offset, searching=its)}
+            for info, outcome, offset, its in zip(infos, outcomes, tried, searching, strict=True)
         ]
 
     def _move_offsets(self, outcomes: list[ChunkOutcome], dones: np.ndarray) -> None:

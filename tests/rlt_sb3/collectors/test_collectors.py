@@ -117,15 +117,16 @@ def test_trials_are_the_episodes_that_were_played_without_noise():
 
 def test_the_search_counts_the_offsets_that_collectors_have_tried():
     """The network does not learn yet, so what is played is the VLA's chunk and the offset of the episode."""
-    model, steps = learned(900, policy_kwargs={"net_arch": [32, 32], "offset_search": {"opening": 1000}})
-    expected, running = [], {}
+    model, steps = learned(900, policy_kwargs={"net_arch": [32, 32], "offset_search": {"opening": 1000, "memory": 200}})
+    expected, running, searching = [], {}, 0
     for envs, step, _ in steps:
         for row, env in enumerate(envs):
             outcome, reference = step["infos"][row]["outcome"], step["obs"]["vla_ref"][row]
-            if step["began"][row]:
+            if step["began"][row] or outcome.offset is None:  # a copy that is not on trial any more is practice
+                assert step["began"][row] or not outcome.searching
                 running[env] = outcome.offset
-            assert (outcome.offset is None) == (running[env] is None)
-            if outcome.offset is None:
+            if running[env] is None:
+                assert outcome.offset is None
                 continue
             np.testing.assert_array_equal(outcome.offset, running[env])
             further = outcome.offset[int(reference[:, 6].mean() > 0)] * model.action_unit
@@ -133,8 +134,10 @@ def test_the_search_counts_the_offsets_that_collectors_have_tried():
             np.testing.assert_allclose(step["actions"][row][inside], (reference + further)[inside], atol=1e-5)
             if step["dones"][row]:
                 expected.append((outcome.offset[:, :6].ravel(), outcome.success))
+                searching += outcome.searching
     found = list(model.search.samples[0])
     assert len(expected) > len(found) == 200 and model.actor.offset.abs().max() > 0
+    assert len(expected) > searching == model.search.counted[0] > 100
     assert all(np.array_equal(a, b) and x == y for (a, x), (b, y) in zip(found, expected[-200:], strict=True))
 
 

@@ -22,6 +22,7 @@ def search_of(n_envs=2, n_dims=7, gripper=GRIPPER, n_tasks=1, **settings) -> Off
 
 
 def outcome(success=True, offset=None, **told) -> ChunkOutcome:
+    told = {"searching": offset is not None} | told
     return ChunkOutcome.complete(np.zeros((4, 7), np.float32), 0.0, success=success, offset=offset, **told)
 
 
@@ -39,9 +40,12 @@ def test_an_episode_tries_one_offset_from_its_first_chunk_to_its_last():
     np.random.seed(0)
     search, centers = search_of(400, share=0.5, std=0.1, opening=0), np.full((400, 2, 7), 0.3)
     centers[..., GRIPPER] = 0.0
-    noisy = np.arange(400) % 4 != 0
-    tries = search.draw(noisy, centers)
+    noisy, others = np.arange(400) % 4 != 0, np.full((400, 2, 7), np.nan)
+    others[::8] = 0.7
+    tries = search.draw(noisy, centers, others)
     assert not tries[~noisy].any() and 0.4 < tries[noisy].mean() < 0.6
+    np.testing.assert_array_equal(search.tried[~noisy], others[~noisy])
+    assert np.isnan(search.tried[noisy & ~tries]).all()
     tried = search.tried[tries]
     assert (tried[..., GRIPPER] == 0.0).all()
     assert abs((tried[..., OTHERS] - 0.3).std() - 0.1) < 0.01 and abs(tried[..., OTHERS].mean() - 0.3) < 0.01
@@ -49,9 +53,11 @@ def test_an_episode_tries_one_offset_from_its_first_chunk_to_its_last():
     first = search.tried.copy()
     dones = np.arange(400) < 200
     search.end(dones)
-    search.draw(noisy, centers + 1.0)
+    search.draw(noisy, centers + 1.0, others)
     same = np.array([np.array_equal(a, b, equal_nan=True) for a, b in zip(first, search.tried, strict=True)])
     assert same[~dones].all() and not same[dones & tries].any()
+    search.draw(np.ones(400, bool), centers, others)  # practice takes over episodes that were played without noise
+    assert np.isnan(search.tried[::8][25:]).all() and not np.isnan(search.tried[~dones & tries]).any()
 
 
 @pytest.mark.parametrize("gripper", [GRIPPER, None])
@@ -78,7 +84,8 @@ class Watch(BaseCallback):
         with th.no_grad():
             chunks = model.policy.training_actor(seen).numpy().reshape(self.locals["actions"].shape)
         now = model.policy.training_actor.offset[0].numpy() / model.action_unit
-        self.rows.append((model._last_obs["vla_ref"], chunks, self.locals["actions"], model.search.tried.copy(), now))
+        tried = np.where(model.search.searching[:, None, None], model.search.tried, np.nan)
+        self.rows.append((model._last_obs["vla_ref"], chunks, self.locals["actions"], tried, now))
         return True
 
 
@@ -143,7 +150,7 @@ def test_it_opens_with_episodes_of_its_own_and_the_network_learns_afterwards():
     class Look(BaseCallback):
         def _on_step(self) -> bool:
             counted.append(model.search.counted[0])
-            searching.append(bool((~np.isnan(model.search.tried[:, 0, 0])).any()))
+            searching.append(bool(model.search.searching.any()))
             weights.append(model.actor.mu[-1].weight.abs().max().item())
             return True
 
@@ -191,6 +198,61 @@ def test_each_task_has_its_own_episodes():
         search.count([outcome(offset=np.full((2, 7), float(number)))] * 2, np.ones(2, bool), np.array([0, 2]))
     assert [len(samples) for samples in search.samples] == [20, 0, 20]
     assert search.samples[2][0][0][0] == 10.0  # the latest twenty
+
+
+def test_episodes_without_noise_are_samples_and_nothing_else():
+    search = search_of(1, opening=3)
+    for number in range(40):
+        vector, over, task = np.full((2, 7), float(number)), np.ones(1, bool), np.zeros(1, int)
+        assert not search.count([outcome(number % 2 == 0, offset=vector, searching=False)], over, task)
+    assert search.counted == [0] and search.opens and len(search.samples[0]) == 40
+    for _ in range(3):
+        search.count([outcome(offset=np.zeros((2, 7)))], np.ones(1, bool), np.zeros(1, int))
+    assert search.counted == [3] and not search.opens
+
+
+class WhoPlayed(BaseCallback):
+    """Whose offset the search takes for that of each episode."""
+
+    def _on_training_start(self) -> None:
+        self.begins, self.opened, self.seen = [True, True], [True, True], {}
+
+    def _on_step(self) -> bool:
+        model, played = self.model, self.locals["actions"]
+        observations = model.policy.obs_to_tensor(model._last_obs)[0]
+        with th.no_grad():
+            of_copy = model.policy.actor_on_trial(observations).numpy().reshape(played.shape)
+        for env in range(2):
+            self.opened[env] = model.search_opens if self.begins[env] else self.opened[env]
+            tried, player = model.search.tried[env], model.gate.player[env]
+            if model.search.searching[env]:
+                kind = "search"
+                assert not model.gate.noise_free[env]
+            elif player == "actor":
+                kind = "copy"
+                np.testing.assert_array_equal(tried * model.action_unit, model.policy.actor_on_trial.offset[0].numpy())
+                np.testing.assert_array_equal(played[env], of_copy[env])
+            elif model.gate.noise_free[env]:
+                kind = "VLA, opening" if self.opened[env] else "VLA"
+                assert (tried == 0.0).all() if self.opened[env] else np.isnan(tried).all()
+                np.testing.assert_array_equal(played[env], np.clip(model._last_obs["vla_ref"][env], -1, 1))
+            else:
+                kind = "noise"
+                assert np.isnan(tried).all()
+            self.seen[kind] = self.seen.get(kind, 0) + 1
+        self.begins = list(self.locals["dones"])
+        return True
+
+
+def test_the_offset_of_an_episode_is_that_of_its_player():
+    model = model_of(gate={"share": 0.5, "window": 4}, offset_search={"opening": 6}, exploration_std=0.2)
+    model.search.FIRST, model.search.EVERY = 4, 2
+    watch = WhoPlayed()
+    model.learn(1000, callback=watch)
+    assert min(watch.seen[kind] for kind in ("search", "copy", "VLA, opening", "VLA", "noise")) > 20
+    assert model.policy.actor_on_trial.offset.any()
+    counted = [vector for vector, _ in model.search.samples[0]]
+    assert model.search.counted[0] < len(counted) and not all(vector.any() for vector in counted)
 
 
 def posterior_mean(tried, success, vector, std):
@@ -244,7 +306,7 @@ def test_it_finds_a_better_offset():
             return float(np.exp(np.log(0.35) * (((found[..., OTHERS].ravel() - place) ** 2)[sharp]).sum() / 0.06**2))
 
         for _ in range(160):
-            search.draw(np.ones(1, bool), offset)
+            search.draw(np.ones(1, bool), offset, offset)
             success = rng.random() < rate(search.tried[0])
             for task in search.count(
                 [outcome(success, offset=search.tried[0].copy())], np.ones(1, bool), np.zeros(1, int)
