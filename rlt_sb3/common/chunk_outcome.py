@@ -30,8 +30,8 @@ class ChunkOutcome:
     :param stored: whether the replay buffer keeps it
     :param env: which sub-environment it is of; None: its place in the vector step says so. A step of a part of the
         sub-environments names them
-    :param offset: the offset of the VLA's chunks with which the whole episode is played, where nothing else is drawn
-        (:class:`~rlt_sb3.rlt.offset.OffsetSearch`)
+    :param offset: the offset of the VLA's chunks with which the whole episode is played, if it counts for
+        :class:`~rlt_sb3.rlt.offset.OffsetSearch`
     :param searching: whether the episode tries this offset; else it is played without noise
     :param task_id: the episode's task
     :param episode_steps: control steps of the episode so far; None where the environment does not count them

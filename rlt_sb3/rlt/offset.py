@@ -38,15 +38,15 @@ class OffsetSearch:
 
     An offset is ``phases`` vectors of one number per action dimension, the gripper's left out, in units of
     ``action_scale``. An episode of the search plays the training actor's chunks with an offset that is drawn around the
-    actor's own one and stays the same from the first chunk to the last, and without other noise. Its success is one
-    sample of a Gaussian process (squared exponential kernel) over offsets. Episodes that the gate plays without noise
-    are further samples, at no cost: they say how good the places are where the offset has been, which keeps it from
-    drifting away. After every :attr:`EVERY` episodes of the search the actor's offset goes to the largest mean of the
-    process within reach.
+    actor's own one and stays the same from the first chunk to the last. Its success is one sample of a Gaussian process
+    (squared exponential kernel) over offsets. Episodes that the gate plays without noise are further samples, at no
+    cost: they say how good the places are where the offset has been, which keeps it from drifting away. After every
+    :attr:`EVERY` episodes of the search the actor's offset goes to the largest mean of the process within reach.
 
     :param opening: number of episodes of each task with which the search begins: until then all episodes with noise
-        belong to it, the gate has half of its share, and RLT does not train the actor's network yet
-    :param share: share of the episodes with noise that belong to the search afterwards, in [0, 1]
+        belong to it and have no other noise, the gate has half of its share, and RLT does not train the actor's network
+    :param share: share of the episodes with noise that belong to the search afterwards, in [0, 1]; they have the noise
+        on top
     :param std: standard deviation of what is tried about the actor's offset
     :param reach: how far the offset moves at once, at most
     :param memory: episodes of a task that the process remembers, the latest ones, those without noise included
@@ -59,7 +59,7 @@ class OffsetSearch:
     LENGTH, AMPLITUDE, NOISE = 3.0, 0.4, 0.2
 
     def __init__(
-        self, opening: int = 48, share: float = 0.5, std: float = 0.02, reach: float = 0.01, memory: int = 400
+        self, opening: int = 48, share: float = 1.0, std: float = 0.02, reach: float = 0.01, memory: int = 400
     ):
         for name, value, ok, allowed in (
             ("opening", opening, isinstance(opening, int) and opening >= 0, "an integer >= 0 (episodes)"),
@@ -96,8 +96,8 @@ class OffsetSearch:
         :param n_envs: number of environments from now on
         """
         self.fresh = np.ones(n_envs, dtype=bool)  # whether the next chunk is the first one of its episode
-        #: the offsets with which the running episodes are played from beginning to end, if there is nothing but the
-        #: offset that changes from chunk to chunk (n_envs, phases, d); NaN in other episodes
+        #: the offsets with which the running episodes are played from beginning to end (n_envs, phases, d); NaN in
+        #: episodes that do not count: those of practice that try none, and the VLA's once the network has learned
         self.tried = np.full((n_envs, *self.shape), np.nan)
         self.searching = np.zeros(n_envs, dtype=bool)  # which of them belong to the search
         self.spoiled: set[int] = set()  # environments in whose episode someone took over

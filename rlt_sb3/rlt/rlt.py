@@ -353,14 +353,17 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         if self.gate is not None:
             chunk = self.gate.choose(self.policy, observation, chunk, reference, ready=not self._warming_up)
         noisy = np.ones(n_envs, dtype=bool) if self.gate is None else ~self.gate.noise_free
+        correction = chunk - reference
         if self.search is not None:
             offsets = self._offset_table()[self._tasks()]
+            correction = chunk - self._moved(reference, offsets)
             tries = self.search.draw(noisy, offsets, self._offsets_without_noise(), self.search_opens)
-            further = self.search.of_chunks(self.search.tried - offsets, reference) * self.action_unit
-            chunk[tries] = np.clip(chunk + further, -1.0, 1.0)[tries]
-            noisy &= ~tries
-            reference = np.clip(reference + self.search.of_chunks(offsets, reference) * self.action_unit, -1.0, 1.0)
-        correction = np.random.uniform(*self.correction_range, size=(n_envs, 1, 1)) * (chunk - reference)
+            offsets[tries] = self.search.tried[tries]
+            reference = self._moved(reference, offsets)
+            if self.search_opens:  # nothing but the offset changes
+                chunk[tries] = np.clip(reference + correction, -1.0, 1.0)[tries]
+                noisy &= ~tries
+        correction *= np.random.uniform(*self.correction_range, size=(n_envs, 1, 1))
         noise = np.random.normal(size=chunk.shape) * np.asarray(self.exploration_std) * self.action_unit
         if action_noise is not None:
             noise = noise + action_noise()
@@ -378,6 +381,11 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
     def _offset_table(self) -> np.ndarray:
         """Return the training actor's offset in each task, in units of action (tasks, phases, d)."""
         return self.policy.training_actor.offset.cpu().numpy() / self.action_unit
+
+    def _moved(self, chunks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Add the vectors that are due to chunks of the VLA (n_envs, C, d); offsets are in units of action."""
+        assert self.search is not None
+        return np.clip(chunks + self.search.of_chunks(offsets, chunks) * self.action_unit, -1.0, 1.0)
 
     def _offsets_without_noise(self) -> np.ndarray:
         """

@@ -76,35 +76,50 @@ class Watch(BaseCallback):
     """What is played, and what the training actor would play without noise."""
 
     def _on_training_start(self) -> None:
-        self.rows, self.offsets = [], []
+        self.rows = []
 
     def _on_step(self) -> bool:
         model = self.model
         seen = model.policy.obs_to_tensor(model._last_obs)[0]
         with th.no_grad():
             chunks = model.policy.training_actor(seen).numpy().reshape(self.locals["actions"].shape)
-        now = model.policy.training_actor.offset[0].numpy() / model.action_unit
         tried = np.where(model.search.searching[:, None, None], model.search.tried, np.nan)
-        self.rows.append((model._last_obs["vla_ref"], chunks, self.locals["actions"], tried, now))
+        now = model.policy.training_actor.offset[0].numpy().copy()
+        references = model._last_obs["vla_ref"].clip(-1, 1)
+        self.rows.append((model.search_opens, references, chunks, self.locals["actions"], tried, now))
         return True
 
 
-def test_episodes_of_the_search_play_the_actor_and_the_offset_and_no_noise():
-    model = model_of(offset_search={"share": 0.5, "std": 0.05}, action_scale=[0.5] * 6 + [1.0], learning_starts=40)
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_episodes_of_the_search_play_the_actor_and_the_offset(noise):
+    """Without noise while it opens, and with noise afterwards."""
+    unit = np.array([0.5] * 6 + [1.0])
+    model = model_of(
+        offset_search={"opening": 12, "share": 0.5, "std": 0.05},
+        action_scale=unit.tolist(),
+        learning_starts=40,
+        correction_range=(1.0, 1.0),
+        exploration_std=noise,
+    )
     model.search.FIRST, model.search.EVERY = 4, 2  # moves soon
     watch = Watch()
-    model.learn(400, callback=watch)
-    searching = others = 0
-    for references, chunks, played, tried, now in watch.rows:
-        for env in range(2):
-            phase = int(references[env, :, GRIPPER].mean() > 0)
+    model.learn(500, callback=watch)
+    further, others, corrected = {True: [], False: []}, 0, 0.0
+    for opens, references, chunks, played, tried, now in watch.rows[:-1]:
+        for env, reference in enumerate(references):
+            phase = int(reference[:, GRIPPER].mean() > 0)
             if np.isnan(tried[env]).any():
                 others += not np.allclose(played[env], chunks[env], atol=1e-6)
                 continue
-            searching += 1
-            further = (tried[env] - now)[phase] * np.array([0.5] * 6 + [1.0])
-            np.testing.assert_allclose(played[env], np.clip(chunks[env] + further, -1, 1), atol=1e-6)
-    assert searching > 50 and others > 50
+            correction = chunks[env] - np.clip(reference + now[phase], -1, 1)
+            expected = np.clip(reference + tried[env, phase] * unit, -1, 1) + correction
+            inside = np.abs(expected) < 0.7
+            further[opens].extend(((played[env] - expected) / unit)[inside])
+            corrected = max(corrected, np.abs(correction).max())
+    assert len(further[True]) > 200 and len(further[False]) > 200 and corrected > 1e-3
+    assert (others > 20) == (noise > 0.0)
+    assert np.abs(further[True]).max() < 1e-6
+    assert abs(np.mean(further[False])) < 0.01 + noise / 20 and abs(np.std(further[False]) - noise) < 1e-6 + noise / 5
     assert np.abs(watch.rows[-1][-1]).max() > 0.0  # it has moved
     assert all(np.isnan(tried).all() for *_, tried, _ in watch.rows[:20])  # not in the warm-up
 
@@ -245,7 +260,7 @@ class WhoPlayed(BaseCallback):
 
 
 def test_the_offset_of_an_episode_is_that_of_its_player():
-    model = model_of(gate={"share": 0.5, "window": 4}, offset_search={"opening": 6}, exploration_std=0.2)
+    model = model_of(gate={"share": 0.5, "window": 4}, offset_search={"opening": 6, "share": 0.5}, exploration_std=0.2)
     model.search.FIRST, model.search.EVERY = 4, 2
     watch = WhoPlayed()
     model.learn(1000, callback=watch)
