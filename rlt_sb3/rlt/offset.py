@@ -38,15 +38,15 @@ class OffsetSearch:
 
     An offset is ``phases`` vectors of one number per action dimension, the gripper's left out, in units of
     ``action_scale``. An episode of the search plays the training actor's chunks with an offset that is drawn around the
-    actor's own one and stays the same from the first chunk to the last. Its success is one sample of a Gaussian process
-    (squared exponential kernel) over offsets. Episodes that the gate plays without noise are further samples, at no
-    cost: they say how good the places are where the offset has been, which keeps it from drifting away. After every
-    :attr:`EVERY` episodes of the search the actor's offset goes to the largest mean of the process within reach.
+    actor's own one and stays the same from the first chunk to the last, with noise on top. Its success is one sample of
+    a Gaussian process (squared exponential kernel) over offsets. Episodes that the gate plays without noise are further
+    samples, at no cost: they say how good the places are where the offset has been, which keeps it from drifting away.
+    After every :attr:`EVERY` episodes of the search the actor's offset goes to the largest mean of the process within
+    reach.
 
     :param opening: number of episodes of each task with which the search begins: until then all episodes with noise
-        belong to it and have no other noise, the gate has half of its share, and RLT does not train the actor's network
-    :param share: share of the episodes with noise that belong to the search afterwards, in [0, 1]; they have the noise
-        on top
+        belong to it, the gate has half of its share, and RLT does not train the actor's network yet
+    :param share: share of the episodes with noise that belong to the search afterwards, in [0, 1]
     :param std: standard deviation of what is tried about the actor's offset
     :param reach: how far the offset moves at once, at most
     :param memory: episodes of a task that the process remembers, the latest ones, those without noise included

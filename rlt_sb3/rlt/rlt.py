@@ -93,9 +93,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         can free a policy that stands still, and the critics would not notice
     :param target_noise_clip: limit of the noise on target actions
     :param bc_coef: weight of the *mean* squared distance, over the C*d numbers, to the VLA's chunk (in units of
-        ``action_scale``): a number, a :class:`~rlt_sb3.common.schedules.ChunkSchedule` of the chunks collected (of
-        each task, where observations have ``task``), or one of SB3's schedules (of the progress remaining, which falls
-        from 1 to 0)
+        ``action_scale``): a number, a :class:`~rlt_sb3.common.schedules.ChunkSchedule` of the chunks collected since
+        the search for an offset has had its opening (of each task, where observations have ``task``), or one of SB3's
+        schedules (of the progress remaining, which falls from 1 to 0)
     :param bc_failure_weight: factor of the pull in rows whose episode has not ended in success: 1 pulls all rows alike,
         0 only those of successful episodes. Episodes that still run or were cut off are not successes
     :param reference_dropout: probability, per sample of an actor update, that the actor sees zeros for the whole
@@ -216,6 +216,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         self.q_bounds = q_bounds
         self.search: OffsetSearch | None = None
         self.search_opens = False  # whether all episodes with noise belong to it, and only the offset learns
+        #: chunks until the network began to learn, of all tasks or (tasks,): the pull's schedule begins there
+        self._opening_chunks: Any = 0
         self._begin_counting(gate)
 
         if _init_setup_model:
@@ -360,9 +362,6 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             tries = self.search.draw(noisy, offsets, self._offsets_without_noise(), self.search_opens)
             offsets[tries] = self.search.tried[tries]
             reference = self._moved(reference, offsets)
-            if self.search_opens:  # nothing but the offset changes
-                chunk[tries] = np.clip(reference + correction, -1.0, 1.0)[tries]
-                noisy &= ~tries
         correction *= np.random.uniform(*self.correction_range, size=(n_envs, 1, 1))
         noise = np.random.normal(size=chunk.shape) * np.asarray(self.exploration_std) * self.action_unit
         if action_noise is not None:
@@ -442,6 +441,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         """Leave the search more of the episodes while it has only begun."""
         assert self.search is not None
         self.search_opens = self.search.opens
+        if self.search_opens:
+            self._opening_chunks = self.num_timesteps if self.task_chunks is None else self.task_chunks.copy()
         if self.gate is not None:
             self.gate.gives_way = self.search_opens
 
@@ -689,8 +690,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         if not isinstance(self.bc_coef, ChunkSchedule):
             return FloatSchedule(self.bc_coef)(self._current_progress_remaining)
         if self.task_chunks is None:
-            return self.bc_coef(self.num_timesteps)
-        of_tasks = th.tensor([self.bc_coef(int(count)) for count in self.task_chunks], device=self.device)
+            return self.bc_coef(self.num_timesteps - self._opening_chunks)
+        counts = self.task_chunks - self._opening_chunks
+        of_tasks = th.tensor([self.bc_coef(int(count)) for count in counts], device=self.device)
         return observations[TASK].float() @ of_tasks[:, None]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
@@ -711,6 +713,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         progress_bar: bool = False,
     ) -> SelfRLT:
         """Collect ``total_timesteps`` chunks and learn from them, see Stable-Baselines3."""
+        if reset_num_timesteps:
+            self._opening_chunks = 0
         return super().learn(
             total_timesteps=total_timesteps,
             callback=callback,
