@@ -117,7 +117,8 @@ def test_trials_are_the_episodes_that_were_played_without_noise():
 
 def test_the_search_counts_the_offsets_that_collectors_have_tried():
     """The network does not learn yet, so what is played is the VLA's chunk and the offset of the episode."""
-    model, steps = learned(900, policy_kwargs={"net_arch": [32, 32], "offset_search": {"opening": 1000, "memory": 200}})
+    settings = {"net_arch": [32, 32], "offset_search": {"opening": 1000, "memory": 200}}
+    model, steps = learned(900, exploration_std=0.0, policy_kwargs=settings)
     expected, running, searching = [], {}, 0
     for envs, step, _ in steps:
         for row, env in enumerate(envs):
