@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from stable_baselines3.common.callbacks import BaseCallback
 from throughput import Clocks
 
 from rlt_gym.cluster.connection import RayConfig, connected
@@ -38,18 +37,6 @@ PARTS = ("transport", "choosing", "storing", "updates")
 SIZES = {"chunk_length": 8, "token_dim": 128, "max_episode_steps": 64}
 #: Critic updates in each vector step: enough to time them, whatever the number of simulators.
 UPDATES = 8
-
-
-class Steps(BaseCallback):
-    """Ends training after some vector steps."""
-
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self.steps = steps
-
-    def _on_step(self) -> bool:
-        self.steps -= 1
-        return self.steps >= 0
 
 
 def measure(simulators: int, workers: int, steps: int) -> dict[str, float]:
@@ -72,7 +59,7 @@ def measure(simulators: int, workers: int, steps: int) -> dict[str, float]:
             clocks.time(model, method, part)
         chunks, updates = model.num_timesteps, model._n_updates
         clocks.clear()
-        model.learn(10**9, callback=Steps(steps), reset_num_timesteps=False)
+        model.learn(steps * simulators, reset_num_timesteps=False)
         spent = {part: 1000 * float(seconds[1]) for part, seconds in clocks.stop().items()}
         counts = dict.fromkeys(PARTS, model.num_timesteps - chunks) | {"updates": model._n_updates - updates}
         return {part: spent[part] / counts[part] for part in PARTS}
@@ -87,8 +74,8 @@ def plan(found: dict[str, float], simulators: int, arguments: argparse.Namespace
         "process": 1000 / sum(found[part] for part in PARTS[:3]),
         "updates": 1000 / (arguments.utd * found["updates"]),
     }
-    names = {"wanted": "simulators", "process": "process", "updates": "updates"}
-    return limits | {"bottleneck": names[min(limits, key=lambda name: limits[name])]}
+    smallest = min(limits, key=lambda name: limits[name])
+    return limits | {"bottleneck": "simulators" if smallest == "wanted" else smallest}
 
 
 def main() -> None:

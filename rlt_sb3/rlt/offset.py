@@ -113,7 +113,7 @@ class OffsetSearch:
 
         :param noisy: which environments play with noise, bool (n_envs,)
         :param offsets: of the training actor, one per environment (n_envs, phases, d)
-        :param others: those with which episodes without noise are played, like ``offsets``; NaN where it is not known
+        :param others: those of the episodes without noise that begin now, like ``offsets``; NaN where they are unknown
         :param opens: whether all episodes with noise belong to the search
         :return: which environments try an offset in this vector step, bool (n_envs,)
         """

@@ -102,8 +102,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         reference chunk; never in :meth:`predict`, rollouts or targets
     :param exploration_std: standard deviation of the Gaussian noise in rollouts after ``learning_starts``; a number or
         one per action dimension (d,)
-    :param correction_range: low and high. Chunks with noise are ``vla_ref + u * (actor's chunk - vla_ref) + noise``, u
-        uniform in this range for each chunk: critics see less and more of the correction. (1, 1): the actor's own chunk
+    :param correction_range: low and high. Chunks with noise have u times what the actor's network adds, u uniform in
+        this range for each chunk: critics see less and more of this correction. (1, 1): the correction as it is
     :param action_scale: one unit of action, a number or one per action dimension (d,). Noise (in rollouts and on
         targets) is multiplied by it, and the distance of the pull is divided by it. "auto": 8 standard deviations of
         the VLA's own actions in the warm-up, per dimension, at least 0.2 and at most 1; :attr:`action_unit` has the
@@ -342,9 +342,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             if self.gate is not None:
                 self.gate.play_vla(self._last_obs)
             if self.search is not None:
-                offsets = self._offset_table()[self._tasks()]
-                known = np.zeros_like(offsets) if self.search_opens else np.full_like(offsets, np.nan)
-                self.search.draw(np.zeros(n_envs, dtype=bool), offsets, known)
+                known = np.full((n_envs, *self.search.shape), 0.0 if self.search_opens else np.nan)
+                self.search.draw(np.zeros(n_envs, dtype=bool), known, known)
             return reference, reference.copy()
         self._measure_unit()
         chunk = reference
@@ -388,9 +387,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
     def _offsets_without_noise(self) -> np.ndarray:
         """
-        Return the offsets with which those play who play without noise now (n_envs, phases, d).
+        Return the offsets of the episodes without noise that begin now (n_envs, phases, d).
 
-        That of the VLA is zero while the actor's network adds nothing. NaN: unknown, or there is noise.
+        That of the VLA is zero while the actor's network adds nothing. All others are NaN.
         """
         assert self.search is not None
         tasks = self._tasks()
@@ -400,7 +399,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         if self.search_opens:
             found[self.gate.player == "vla"] = 0.0
         on_trial = self.policy.actor_on_trial
-        for env in np.flatnonzero(self.gate.player == "actor"):
+        for env in np.flatnonzero(self.search.fresh & (self.gate.player == "actor")):
             actor = on_trial.actors[tasks[env]] if isinstance(on_trial, TaskActors) else on_trial
             found[env] = actor.offset[tasks[env]].cpu().numpy() / self.action_unit
         return found

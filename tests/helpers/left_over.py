@@ -1,4 +1,4 @@
-"""Processes that a test has started on a Ray cluster, and that must be gone after it."""
+"""Processes that a test has started on a Ray cluster: where they are, and whether they are gone after it."""
 
 import os
 import time
@@ -8,6 +8,13 @@ from pathlib import Path
 MARK = "RLT_TEST_MARK"
 #: In the command lines of processes that belong to workers, not to Ray.
 OURS = (b"ray::RemoteEnv", b"ray::Collector", b"rlt_gym/workers/launch.py")
+
+
+def place_of(actor):
+    """Id of an actor's machine and of its process."""
+    import ray
+
+    return ray.get(actor.__ray_call__.remote(lambda self: (ray.get_runtime_context().get_node_id(), os.getpid())))
 
 
 def processes_with(mark, kinds=()):

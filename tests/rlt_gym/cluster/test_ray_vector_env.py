@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from left_over import MARK, OURS, left_over, processes_with
+from left_over import MARK, OURS, left_over, place_of, processes_with
 from run_helpers import environment
 
 ray = pytest.importorskip("ray")
@@ -148,11 +148,6 @@ def test_errors_are_those_of_one_environment(cluster):
         fake(4, 1)
     with pytest.raises(ClusterError, match=r"1 workers with 1 CPUs and 0\.5 GPUs each do not fit"):
         check_room(1, NEEDS | {"num_gpus": 0.5})
-
-
-def place_of(actor):
-    """Its machine and its process."""
-    return ray.get(actor.__ray_call__.remote(lambda self: (ray.get_runtime_context().get_node_id(), os.getpid())))
 
 
 def kill_machine(cluster, machine):

@@ -39,7 +39,7 @@ def test_a_hundred_resets_in_the_same_process_with_the_same_simulator():
     assert len({info["init_index"][0] for info in infos}) > 90
     assert all(info["critical_phase"][0] for info in infos)  # one model, however many episodes
     # The fewest, because a worker's lifeline opens one for a moment whenever it looks whether its owner lives.
-    assert min(descriptors[-20:]) == min(descriptors[10:30])
+    assert min(descriptors[-20:]) == min(descriptors[10:30]) >= max(descriptors[10:]) - 1
     assert max(memory[10:]) - memory[9] < 20 * MB
 
 

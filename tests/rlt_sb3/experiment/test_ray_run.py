@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from left_over import MARK, left_over, processes_with
+from left_over import MARK, left_over, place_of, processes_with
 from run_helpers import environment, quick, same, without_clocks
 from stable_baselines3.common.save_util import load_from_pkl
 
@@ -85,7 +85,7 @@ def test_a_killed_worker_costs_its_chunks_only(tmp_path, monkeypatch):
         original(self, actions)
         steps.append(self.sequence.split)
         if steps.count("train") == 15 and steps[-1] == "train":
-            os.kill(ray.get(self._workers._actors[1].__ray_call__.remote(lambda remote: os.getpid())), signal.SIGKILL)
+            os.kill(place_of(self._workers._actors[1])[1], signal.SIGKILL)
 
     monkeypatch.setattr(RayVectorEnv, "step_async", step_async)
     run = train(config(tmp_path, rollout=RolloutConfig(workers=2, envs_per_worker=2), ray=RAY)).run
@@ -93,10 +93,6 @@ def test_a_killed_worker_costs_its_chunks_only(tmp_path, monkeypatch):
     checkpoint = find_checkpoint(run)[1]
     buffer = load_from_pkl(checkpoint.path / BUFFER)
     assert checkpoint.chunks == 160 and buffer.rows_stored == 160 - 2
-
-
-def node_and_pid(actor):
-    return ray.get_runtime_context().get_node_id(), os.getpid()
 
 
 @pytest.mark.expensive
@@ -116,8 +112,8 @@ def test_a_run_survives_the_end_of_a_machine(tmp_path, monkeypatch, mode, owner,
         if mode == "async" or self.sequence.split == "train":
             calls.append(self)
             if len(calls) == 15:
-                found = [ray.get(actor.__ray_call__.remote(node_and_pid)) for actor in self._workers._actors]
-                (pid,) = [pid for node, pid in found if node == machines[0].node_id]
+                places = [place_of(actor) for actor in self._workers._actors]
+                (pid,) = [pid for node, pid in places if node == machines[0].node_id]
                 cluster.remove_node(machines[0], allow_graceful=False)
                 while Path(f"/proc/{pid}").exists():  # a toy would end its run before its machine ends it
                     time.sleep(0.05)
