@@ -7,8 +7,9 @@ Compare settings of ``rlt train`` over tasks and seeds: a queue of runs, and the
 A settings file has the arguments of ``rlt train`` that all runs share (``common``), those of each task (``tasks``) and
 of each setting (``settings``), and ``seeds``. The first setting is the one that the others are compared with. A task
 that needs another Python environment has ``{python: FILE, arguments: ...}``. Runs are kept in ``--out``, are not
-repeated, and go on from their last checkpoint if they were interrupted. As many run at once as there are cores, so that
-all cores are busy; start nothing else, or minutes mean little.
+repeated, and go on from their last checkpoint if they were interrupted. Later seeds take the frozen VLA's outcomes from
+the first one. As many run at once as there are cores, so that all cores are busy; start nothing else, or minutes mean
+little.
 
 The tables show, for each run, the frozen VLA and RLT on held-out states; the area under the practicing actor's own
 curve on the selection states, its lowest point, and how much practice it took to solve 30 points more than the VLA and
@@ -58,6 +59,7 @@ class Run:
     :param folder: where ``rlt train`` keeps it
     :param python: interpreter that runs it
     :param arguments: of ``rlt train``
+    :param first: folder of the same setting's and task's run with the first seed
     """
 
     setting: str
@@ -66,6 +68,7 @@ class Run:
     folder: Path
     python: str
     arguments: tuple[str, ...]
+    first: Path
 
     @property
     def finished(self) -> bool:
@@ -78,7 +81,18 @@ class Run:
         if any(self.folder.glob("checkpoints/*/model.zip")):
             return [*train, "--resume", str(self.folder)]
         names = ["--out", str(self.folder.parent), "--name", self.folder.name, "--seed", str(self.seed)]
+        if self.first != self.folder and has_vla(self.first):
+            names += ["--evaluation.vla_of", str(self.first)]
         return [*train, *self.arguments, *names, "--progress", "false"]
+
+
+def has_vla(run: Path) -> bool:
+    """
+    Tell whether a run has played its frozen VLA on all states that other seeds play, too.
+
+    :param run: folder of a run
+    """
+    return (run / "evaluations.json").exists() and "vla_selection" in read_evaluations(run)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -117,7 +131,8 @@ def queue(settings: dict[str, Any], out: Path) -> list[Run]:
                 words = " ".join([settings["common"], of_task.get("arguments") or "", arguments or ""])
                 name = "-".join(text.replace(",", "").replace(" ", "_") for text in (setting, task, f"seed{seed}"))
                 python = of_task.get("python", sys.executable)
-                runs.append(Run(setting, task, seed, out / name, python, tuple(shlex.split(words))))
+                first = out / name.replace(f"seed{seed}", f"seed{settings['seeds'][0]}")
+                runs.append(Run(setting, task, seed, out / name, python, tuple(shlex.split(words)), first))
     return runs
 
 

@@ -74,6 +74,19 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_not_repeated(recipe, r
     assert commands[2] == new.command()
 
 
+def test_later_seeds_take_the_outcomes_of_the_frozen_vla(recipe, runs):
+    one, other = runs[0], runs[4]
+    assert (one.setting, one.task, one.seed) == (other.setting, other.task, 0) and other.seed == 1
+    assert "--evaluation.vla_of" not in other.command()  # the first one has not begun
+    one.folder.mkdir()
+    (one.folder / "evaluations.json").write_text(json.dumps({"vla": evaluation(1)}))
+    assert "--evaluation.vla_of" not in other.command()
+    (one.folder / "evaluations.json").write_text(json.dumps(evaluations([1])))
+    words = other.command()
+    assert words[words.index("--evaluation.vla_of") + 1] == str(one.folder)
+    assert "--evaluation.vla_of" not in one.command() and "--evaluation.vla_of" not in runs[5].command()
+
+
 def test_measures_of_a_run(recipe, runs, monkeypatch):
     # 1 of 4 by the VLA; the practicing actor solves 0, 2, 4 while the VLA's chunks are deployed
     monkeypatch.setattr(recipe, "read_evaluations", lambda folder: evaluations([0, 2, 4], deployed=1))

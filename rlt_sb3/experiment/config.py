@@ -119,6 +119,9 @@ class EvalSettings:
     :param num_envs: number of simulators used only for evaluation; training episodes are then interrupted only at
         checkpoints, every ``save_every`` chunks. None: evaluation uses the simulators of training, which takes no
         further memory; training episodes are interrupted at each evaluation
+    :param vla_of: folder of another run in the same environment, from which the frozen VLA's outcomes are taken, for
+        example for further seeds: a VLA without noise does the same again, and one with noise keeps that run's. None:
+        the VLA is played
     """
 
     n_states: int = 50
@@ -127,6 +130,7 @@ class EvalSettings:
     videos: bool = True
     record_states: int = 6
     num_envs: int | None = None
+    vla_of: str | None = None
 
 
 @dataclass

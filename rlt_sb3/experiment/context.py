@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from rlt_sb3.evaluation.evaluate import PolicyFn, Predictor, as_policy, evaluate
 from rlt_sb3.evaluation.results import Evaluation, StateResult
 from rlt_sb3.experiment.config import TrainConfig
+from rlt_sb3.experiment.frozen_vla import KEYS, NAME, known_vla
 from rlt_sb3.experiment.interrupt import Interrupt
 from rlt_sb3.experiment.progress import Progress
 from rlt_sb3.experiment.run_dir import RunDir, machine
@@ -100,20 +102,27 @@ class Run:
             checked, self.eval_env, n_states, split=split, name=name, on_episode=on_episode, record_states=record_states
         )
 
-    def vla(self, split: str, key: str, phase: str) -> Evaluation:
+    def vla(self, split: str, phase: str) -> Evaluation:
         """
-        Play the frozen VLA on a split, or take its results from the run that is resumed.
+        Play the frozen VLA on a split, or take its results from the run that is resumed or from ``evaluation.vla_of``.
 
         :param split: "eval" or "selection"
-        :param key: under which name evaluations.json has the outcome
         :param phase: phase of the progress bar
         :return: the outcome
         """
+        key = KEYS[split]
         if key in self.data:
             self.progress.skip(phase)
             return Evaluation.from_dict(self.data[key])
-        self.progress.phase(phase)
-        result = self.evaluate("vla", split, "frozen VLA", self.filmed if split == "eval" else 0)
+        settings, result = self.config.evaluation, None
+        if settings.vla_of is not None:
+            wanted = settings.n_states if split == "eval" else settings.selection_states
+            result = known_vla(Path(settings.vla_of), split, range(wanted))
+        if result is None:
+            self.progress.phase(phase)
+            result = self.evaluate("vla", split, NAME, self.filmed if split == "eval" else 0)
+        else:
+            self.progress.skip(phase)
         self.store(**{key: result.to_dict()})
         self.progress.say(f"{phase + ':':<31} {result}")
         return result

@@ -18,6 +18,7 @@ from rlt_sb3.experiment.checkpoints import all_checkpoints
 from rlt_sb3.experiment.config import TrainConfig, load_config
 from rlt_sb3.experiment.environment import check_device, make_env
 from rlt_sb3.experiment.eval_config import EvalConfig
+from rlt_sb3.experiment.frozen_vla import NAME, known_vla
 from rlt_sb3.experiment.models import as_predictor, check_fits, in_env, load_model
 from rlt_sb3.experiment.parallel_eval import evaluate_in_parallel
 from rlt_sb3.experiment.progress import quiet_bar
@@ -25,7 +26,7 @@ from rlt_sb3.experiment.progress import quiet_bar
 MODELS = {"best": "best_model.zip", "last": "model.zip"}
 #: label -> (name for tables, file of the model; None for the frozen VLA)
 Models = dict[str, tuple[str, Path | None]]
-FROZEN_VLA = ("frozen VLA", None)
+FROZEN_VLA = (NAME, None)
 
 
 def evaluate_run(config: EvalConfig) -> Evaluation:
@@ -60,7 +61,7 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
     pairs = range(shard[0], n_states, shard[1])
     # with other tasks the same numbers are other states
     same_states = config.tasks is None and config.perturbations is None
-    vla = _known_vla(run, split, pairs) if config.beside_vla and same_states and "vla" not in models else None
+    vla = known_vla(run, split, pairs) if config.beside_vla and same_states and "vla" not in models else None
     wanted = dict(models)
     if config.beside_vla and vla is None:
         wanted = {"vla": FROZEN_VLA} | models
@@ -176,21 +177,6 @@ def load_predictor(algorithm: str, path: Path, device: str) -> Predictor:
 
     torch.set_num_threads(1)
     return as_predictor(algorithm, load_model(algorithm, path, device=device))
-
-
-def _known_vla(run: Path, split: str, pairs: range) -> Evaluation | None:
-    """Take the frozen VLA's outcomes from the run's own evaluation if it has all of them."""
-    from rlt_sb3.experiment.report import read_evaluations
-
-    key = {"eval": "vla", "selection": "vla_selection"}.get(split, "")
-    try:
-        known = Evaluation.from_dict(read_evaluations(run)[key])
-    except (KeyError, ValueError):
-        return None
-    rows = {row.pair: row for row in known.rows}
-    if any(pair not in rows for pair in pairs):
-        return None
-    return Evaluation(FROZEN_VLA[0], split, [rows[pair] for pair in pairs])
 
 
 def output_path(config: EvalConfig) -> Path:

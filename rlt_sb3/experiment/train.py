@@ -23,6 +23,7 @@ from rlt_sb3.experiment.collecting import make_collectors
 from rlt_sb3.experiment.config import TrainConfig, load_config, save_config
 from rlt_sb3.experiment.context import Run
 from rlt_sb3.experiment.environment import check_device, make_env, make_training_env, set_deterministic, set_threads
+from rlt_sb3.experiment.frozen_vla import NAME, check_vla_of, check_weights_of
 from rlt_sb3.experiment.interrupt import Interrupt
 from rlt_sb3.experiment.models import as_predictor, in_env, load_model, resolve_settings
 from rlt_sb3.experiment.practice import lowest_point, milestones, training_minutes
@@ -91,6 +92,7 @@ def train(config: TrainConfig) -> TrainResult:
     folder, checkpoint, data = _resumed(config)
     if folder is None:  # a run that was begun goes on
         check_token(config.env, config.accept_poor_token)
+        check_vla_of(config)
     set_threads(config.torch_threads, device)
     set_deterministic(config.deterministic)
     with _cluster(config):
@@ -112,6 +114,8 @@ def _train(
         try:
             if folder is not None and data is not None:
                 check_run(folder, data.get("fingerprint"), env.metadata.get("fingerprint"))
+            elif config.evaluation.vla_of is not None:
+                check_weights_of(Path(config.evaluation.vla_of), env.metadata.get("fingerprint"))
             if config.rollout.mode == "async":
                 collectors = make_collectors(config)
             elif config.evaluation.num_envs is not None:
@@ -156,9 +160,9 @@ def _phases(run: Run, checkpoint: Checkpoint | None) -> TrainResult:
 
     config, progress = run.config, run.progress
     label = get_algorithm(config.algorithm).label
-    vla = run.vla("eval", "vla", "frozen VLA, held-out states")
+    vla = run.vla("eval", "frozen VLA, held-out states")
     _plan(progress, config, float(np.mean([row.chunks for row in vla.rows])))
-    baseline = run.vla("selection", "vla_selection", "frozen VLA, selection states")
+    baseline = run.vla("selection", "frozen VLA, selection states")
 
     training = Training(run, baseline, checkpoint)
     training.learn()
@@ -170,7 +174,7 @@ def _phases(run: Run, checkpoint: Checkpoint | None) -> TrainResult:
     comparison = compare(vla, final)
     run.store(**{config.algorithm: final.to_dict(), "comparison": asdict(comparison)})
     if run.filmed and not vla.frames:  # a resumed run: the same films again
-        vla.frames = run.evaluate("vla", "eval", "frozen VLA", run.filmed, n_states=run.filmed).frames
+        vla.frames = run.evaluate("vla", "eval", NAME, run.filmed, n_states=run.filmed).frames
     run.store(videos=run.files.write_videos(vla, final) if run.filmed else None)
     return TrainResult(run.files.path, vla, final, comparison, training.selection.points)
 

@@ -31,8 +31,12 @@ def processes_with(mark, kinds=()):
     return sorted(set(found) - {os.getpid()})
 
 
-def left_over(mark, kinds=(), seconds=60):
-    """Those that are still there after a while."""
+def left_over(mark, kinds=(), seconds=90):
+    """
+    Those that are still there after a while.
+
+    When a run is killed, two agents of Ray may wait for their dead cluster for 60 s before they end.
+    """
     end = time.monotonic() + seconds
     while (found := processes_with(mark, kinds)) and time.monotonic() < end:
         time.sleep(0.2)
