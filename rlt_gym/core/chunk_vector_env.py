@@ -6,7 +6,8 @@ Long because resets, the two parts of a step and three modes of autoreset share 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -265,7 +266,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
 
         :param seed: Seed s of the training split's initial states; a list must be s, s + 1, ..., one per environment.
             ``None`` (or a list of it) keeps the present one.
-        :param options: ``init_states`` switches the split; ``reset_mask`` (bool (num_envs,)) resets a part;
+        :param options: ``init_states`` switches the split; ``reset_mask`` (bool (num_envs,)) resets those that it
+            selects, which go on with the sequence, also if it happens to select all of them;
             ``shard`` (k, n) leaves, from this full reset to the next one, only the episodes k, k + n, k + 2n, ... of
             the sequence, so that n environments can divide an evaluation among them; ``turns`` lets each environment
             leave out that many episodes, to go on where others stopped; ``episodes``, a list of (task_id, initial
@@ -285,9 +287,11 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
         if any(episode is None for env, episode in enumerate(self.episodes) if not mask[env]):
             raise ValueError(f"reset_mask must select all environments in the first reset, got {mask!r}")
         seed = self.sequence.base_seed(seed)
+        anew = any(given is not None for given in (split, seed, shard, turns, episodes))
+        goes_on = (options or {}).get("reset_mask") is not None and None not in self.episodes and not anew
         super().reset(seed=seed)
         self._begun = None
-        if mask.all():
+        if mask.all() and not goes_on:
             self.sequence.restart(split, seed, shard)
             self._idle.clear()
             self.sequence.go_on(turns)
@@ -296,11 +300,25 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
         elif seed is not None:
             self.sequence.reseed(seed)
         envs = np.flatnonzero(mask).tolist()
-        self._begin_episodes(envs)
+        with self._all_or_none():
+            self._begin_episodes(envs)
         infos: Infos = {}
         for env in envs:
             infos = self._add_info(infos, self._info(env), env)
         return self._batch(), infos
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """
+        Demand a reset after an interrupt in the midst of a reset or a step.
+
+        Simulators may then have played what nobody was told, for example a chunk before Ctrl-C.
+        """
+        try:
+            yield
+        except BaseException:
+            self.episodes = [None] * self.num_envs
+            raise
 
     def _begin_episodes(self, envs: Sequence[int]) -> None:
         begun = []
@@ -360,15 +378,17 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
         if self._dones.any() and self.autoreset_mode == AutoresetMode.DISABLED:
             raise RuntimeError("a finished environment must be reset before it is stepped (autoreset is disabled)")
         self._asked, self._reported = array, [{}] * self.num_envs
-        begun = np.flatnonzero(self._dones).tolist()  # under NEXT_STEP; their actions are ignored
-        if begun:
-            self._begin_episodes(begun)
-        resting = self._idle.union(begun)
-        left = {env: self._horizon(env) - self._episode(env).steps for env in set(range(self.num_envs)) - resting}
-        chunks = {env: array[env, : left[env]] for env in sorted(left)}
-        if chunks:
-            self._begin_play(chunks)
-        self._begun = (resting, chunks)
+        with self._all_or_none():
+            begun = np.flatnonzero(self._dones).tolist()  # under NEXT_STEP; their actions are ignored
+            if begun:
+                self._begin_episodes(begun)
+            resting = self._idle.union(begun)
+            left = {env: self._horizon(env) - self._episode(env).steps for env in set(range(self.num_envs)) - resting}
+            # set_attr may have set a horizon that has passed: nothing is played then
+            chunks = {env: array[env, : max(0, left[env])] for env in sorted(left)}
+            if chunks:
+                self._begin_play(chunks)
+            self._begun = (resting, chunks)
 
     def step_wait(self) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, Infos]:
         """
@@ -380,6 +400,12 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
         self._check_open()
         if self._begun is None:
             raise NoAsyncCallError("call step_async() before step_wait()", "step_wait")
+        with self._all_or_none():
+            return self._finish_step()
+
+    def _finish_step(self) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, Infos]:
+        """Wait for the simulators, and tell what they played."""
+        assert self._begun is not None
         (resting, chunks), self._begun = self._begun, None
         played = self._judged(self._end_play(chunks)) if chunks else {}
         rewards = np.zeros(self.num_envs, dtype=np.float64)

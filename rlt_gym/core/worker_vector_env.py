@@ -114,8 +114,8 @@ class WorkerVectorEnv(ChunkVectorEnv):
             "resident": resident_tasks,
             "hooks": {"action_size": robot.action_size, **self._hooks},
         }
-        numbers = [self.sequence.place(self.sequence.number(env, 0)) for env in range(self.num_envs)]
-        first_tasks = [self.tasks[number % len(self.tasks)].task_id for number in numbers]
+        firsts = [self.sequence.episode(self.sequence.number(env, 0)) for env in range(self.num_envs)]
+        first_tasks = [self.tasks[episode.task_index].task_id for episode in firsts]
         ahead = list(dict.fromkeys(first_tasks))[:resident_tasks]
         self._pool = WorkerPool(
             self.num_envs,

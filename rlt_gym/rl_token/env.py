@@ -1,6 +1,7 @@
 """A vector environment whose observations are a frozen VLA's RL tokens and reference chunks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
 from rlt_gym.core.split_step import SplitStepWrapper
-from rlt_gym.rl_token.pictures import picture_boxes, shown_pictures
+from rlt_gym.rl_token.shown import picture_boxes, shown_pictures, shown_tokens, tokens_shape
 from rlt_gym.vla.base import forward_seed
 from rlt_gym.vla.batches import run_vla
 
@@ -61,7 +62,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
     encoder further (``train_token`` of RLT).
 
     With ``show_pictures`` observations also have what the VLA reads, all uint8: ``pictures`` (cameras, S, S, 3) as the
-    simulator gives them, ``instruction`` (:data:`~rlt_gym.rl_token.pictures.INSTRUCTION`,), its letters in UTF-8 and
+    simulator gives them, ``instruction`` (:data:`~rlt_gym.rl_token.shown.INSTRUCTION`,), its letters in UTF-8 and
     then zeros, and ``vla_seed`` (4,), the seed of this forward pass. With ``proprio`` they give the VLA's output again:
     they are for policies that train a copy of the VLA (``train_vla`` of RLT).
 
@@ -147,7 +148,9 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         self._numbers = np.zeros((self.num_envs, len(NUMBERS)), dtype=np.int64)
         self._critical = np.ones(self.num_envs, dtype=bool)
         self._seen: VLAOutput | None = None
-        self._reference = np.zeros(self.action_space.shape or (), dtype=np.float32)
+        #: The VLA's own chunks for the observations that were returned last (N, C, d)
+        self.reference = np.zeros(self.action_space.shape or (), dtype=np.float32)
+        self._unseen = False  # whether simulators have played what was not shown
 
     @property
     def obs_stride(self) -> int | None:
@@ -184,11 +187,21 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         :param options: As the raw environment takes them, e.g. ``reset_mask``.
         :return: Observations and infos of all environments.
         """
+        if self._unseen and (options or {}).get("reset_mask") is not None:
+            raise RuntimeError("an interrupt lost observations: call reset() without reset_mask")
         obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
-        self._remember(infos)
-        features = self._features([obs], self._instruction, self._numbers)
-        self._reference = features["vla_ref"].copy()
+        with self._shown():
+            self._remember(infos)
+            features = self._features([obs], self._instruction, self._numbers)
+            self.reference = features["vla_ref"].copy()
         return features, infos
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        """Demand a reset if the VLA is interrupted: the simulators are then ahead of what anybody has seen."""
+        self._unseen = True
+        yield
+        self._unseen = False
 
     def step_async(self, actions: np.ndarray) -> None:
         """
@@ -203,7 +216,9 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         if not np.all(np.isfinite(actions)):
             bad = sorted({int(row) for row in np.argwhere(~np.isfinite(actions))[:, 0]})
             raise ValueError(f"actions has NaN or infinite values for environments {bad}; nothing was executed.")
-        super().step_async(np.where(self._critical[:, None, None], actions, self._reference))
+        if self._unseen:
+            raise RuntimeError("an interrupt lost observations: call reset() before step()")
+        super().step_async(np.where(self._critical[:, None, None], actions, self.reference))
 
     def step_wait(self) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """
@@ -213,7 +228,22 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
             holds observations of this environment's form.
         """
         played, began = list(self._instruction), self._numbers.copy()
-        obs, rewards, terminations, truncations, infos = super().step_wait()
+        step = super().step_wait()
+        with self._shown():
+            return self._with_features(step, played, began)
+
+    def _with_features(
+        self, step: tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]], played: list[str], began: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """
+        Show the VLA what a step of the raw environment returned.
+
+        :param step: Observations, rewards, terminations, truncations, infos.
+        :param played: Instructions of the episodes that were played.
+        :param began: Their :data:`NUMBERS` before the step.
+        :return: As of :meth:`step_wait`.
+        """
+        obs, rewards, terminations, truncations, infos = step
         ended = [i for i in range(self.num_envs) if "final_obs" in infos and infos["_final_obs"][i]]
         final = [infos["final_obs"][i] for i in ended]
         final_info = infos.get("final_info", {})
@@ -238,7 +268,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
             all_numbers.append(inner_numbers)
         all_features = self._features(batches, all_tasks, np.concatenate(all_numbers))
         features = {key: value[: self.num_envs] for key, value in all_features.items()}
-        self._reference = features["vla_ref"].copy()
+        self.reference = features["vla_ref"].copy()
         if ended:
             features = {key: value.copy() for key, value in features.items()}
             rows = np.full(self.num_envs, None, dtype=object)
@@ -374,39 +404,6 @@ def _read_infos(infos: Mapping[str, Any], tasks: list[str], numbers: np.ndarray)
     for i in np.flatnonzero(present):
         tasks[i] = str(infos["instruction"][i])
         numbers[i] = [infos[key][i] for key in NUMBERS]
-
-
-def tokens_shape(vla: "FrozenVLA") -> tuple[int, int]:
-    """
-    Tell the shape of ``vla_tokens``.
-
-    :param vla: The VLA.
-    :return: Most valid tokens per observation, width of a token.
-    :raises ValueError: If it does not say how many there are.
-    """
-    if vla.spec.max_tokens is None:
-        raise ValueError(f"show_tokens needs a VLA that says how many tokens it gives, {vla.spec.name!r} does not.")
-    return vla.spec.max_tokens, vla.spec.token_dim
-
-
-def shown_tokens(output: "VLAOutput", encoder: "Encoder", vla: "FrozenVLA") -> np.ndarray:
-    """
-    Make ``vla_tokens``.
-
-    :param output: What the VLA gave for B observations.
-    :param encoder: The encoder, which says what kinds of tokens it reads; all kinds if it does not.
-    :param vla: The VLA.
-    :return: Float16 (B, M, H), valid ones first, zeros where there is none.
-    :raises ValueError: If a number is too large for float16.
-    """
-    from rlt_gym.vla.tokens import select_tokens
-
-    tokens, mask = select_tokens(output, getattr(getattr(encoder, "config", None), "kinds", ("all",)))
-    shown = np.zeros((len(tokens), *tokens_shape(vla)), dtype=np.float16)
-    shown[:, : tokens.shape[1]] = (tokens * mask[..., None]).cpu().numpy()
-    if not np.isfinite(shown).all():
-        raise ValueError(f"The tokens of the VLA {vla.spec.name!r} are too large for float16: leave out show_tokens.")
-    return shown
 
 
 def check_chunk_length(chunk_length: int, vla: "FrozenVLA") -> int:

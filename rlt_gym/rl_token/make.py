@@ -11,7 +11,8 @@ from gymnasium.vector import VectorEnv
 from rlt_gym.core.flat import FlatVectorEnv
 from rlt_gym.core.robot_spec import RobotSpec
 from rlt_gym.core.wrappers import GripperPenalty, RewardScale
-from rlt_gym.rl_token.env import RLTokenVectorEnv, check_chunk_length, tokens_shape
+from rlt_gym.rl_token.env import RLTokenVectorEnv, check_chunk_length
+from rlt_gym.rl_token.shown import tokens_shape
 
 if TYPE_CHECKING:
     import os

@@ -42,7 +42,8 @@ class NoiseAction(MemberAccess, SplitStepWrapper):
         self.autoreset_mode = env.metadata["autoreset_mode"]
         self.single_action_space = spaces.Box(-float(bound), float(bound), (parts, size), np.float32)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._played: np.ndarray | None = None
+        #: What is asked for, and what the environment plays instead before the critical phase
+        self._played = self._instead = np.zeros((self.num_envs, 1, 1), dtype=np.float32)
 
     @staticmethod
     def check_arguments(bound: float = 1.5, parts: int = 1) -> None:
@@ -79,6 +80,7 @@ class NoiseAction(MemberAccess, SplitStepWrapper):
         :param actions: As for :meth:`chunks`; where the chunks cannot be made, nothing is executed.
         """
         self._played = self.chunks(actions)
+        self._instead = self.env.reference  # type: ignore[attr-defined]
         super().step_async(self._played.reshape(self.env.action_space.shape or ()))
 
     def step_wait(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -88,8 +90,20 @@ class NoiseAction(MemberAccess, SplitStepWrapper):
         :return: Observations, rewards, terminations, truncations, infos.
         """
         obs, rewards, terminations, truncations, infos = super().step_wait()
-        played = {"executed_actions": self._played, "_executed_actions": np.ones(self.num_envs, dtype=bool)}
-        infos = {**played, **infos}
+        # where an episode ended and the next one has begun, the chunk is described by final_info
+        ended = np.asarray(infos.get("_final_info", np.zeros(self.num_envs, dtype=bool)))
+        infos = {**self._executed(infos, ~ended), **infos}
         if "final_info" in infos:
-            infos["final_info"] = {**played, **infos["final_info"]}
+            infos["final_info"] = {**self._executed(infos["final_info"], ended), **infos["final_info"]}
         return obs, rewards, terminations, truncations, infos
+
+    def _executed(self, infos: dict[str, Any], present: np.ndarray) -> dict[str, np.ndarray]:
+        """
+        Tell what was played: before the critical phase the VLA's own chunk.
+
+        :param infos: Of a step.
+        :param present: Which environments they describe, bool (N,).
+        """
+        critical = np.asarray(infos.get("critical_chunk", np.ones(self.num_envs)), dtype=bool)
+        played = np.where(critical[:, None, None], self._played, self._instead)
+        return {"executed_actions": played, "_executed_actions": np.logical_and(present, infos["chunk_steps"] > 0)}

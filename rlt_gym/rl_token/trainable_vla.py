@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from rlt_gym.core.imports import resolve_class
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
-from rlt_gym.rl_token.pictures import read_instructions, read_seeds
+from rlt_gym.rl_token.shown import read_instructions, read_seeds
 from rlt_gym.vla.base import FrozenVLA, VLAOutput
 from rlt_gym.vla.tokens import select_tokens
 

@@ -30,4 +30,5 @@ def select_tokens(output: VLAOutput, kinds: tuple[str, ...]) -> tuple[torch.Tens
     order = torch.argsort(~mask, dim=1, stable=True)[:, : int(counts.max())]
     mask = mask.gather(1, order)
     tokens = tokens.gather(1, order[..., None].expand(-1, -1, tokens.shape[2])).float()
-    return tokens * mask[..., None], mask
+    # a VLA may leave anything in places that are not valid, also NaN
+    return tokens.masked_fill(~mask[..., None], 0.0), mask

@@ -10,6 +10,8 @@ import json
 import socket
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -97,6 +99,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket):
         self._socket = connection
+        self._inside = False  # whether a message has been read or written in part
 
     def send(self, message: Any, timeout: float | None = None) -> None:
         """
@@ -109,7 +112,9 @@ class Channel:
         """
         content = encode(message)
         self._socket.settimeout(timeout)
-        self._socket.sendall(content)
+        with self._whole():
+            self._inside = True
+            self._socket.sendall(content)
 
     def receive(self, timeout: float | None = None) -> Any:
         """
@@ -121,15 +126,34 @@ class Channel:
         :raises OSError: So is this one, or no whole message came within ``timeout`` seconds (``socket.timeout``).
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        length, text = _LENGTHS.unpack(self._read(_LENGTHS.size, deadline))
-        return decode(self._read(length, deadline), text)
+        with self._whole():
+            self._wait(deadline)
+            self._socket.recv(1, socket.MSG_PEEK)  # an interrupt while waiting takes nothing from the stream
+            self._inside = True
+            length, text = _LENGTHS.unpack(self._read(_LENGTHS.size, deadline))
+            content = self._read(length, deadline)
+        return decode(content, text)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Close the connection after an interrupt inside a message: what follows could not be read any more."""
+        try:
+            yield
+        except BaseException:
+            if self._inside:
+                self.close()
+            raise
+        self._inside = False
+
+    def _wait(self, deadline: float | None) -> None:
+        # A timeout of 0 would mean "do not block"
+        self._socket.settimeout(None if deadline is None else max(0.001, deadline - time.monotonic()))
 
     def _read(self, length: int, deadline: float | None) -> bytes:
         content = bytearray(length)
         view, done = memoryview(content), 0
         while done < length:
-            # A timeout of 0 would mean "do not block"
-            self._socket.settimeout(None if deadline is None else max(0.001, deadline - time.monotonic()))
+            self._wait(deadline)
             received = self._socket.recv_into(view[done:])
             if received == 0:
                 raise EOFError("the other end of the socket is closed")

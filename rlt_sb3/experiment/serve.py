@@ -170,8 +170,7 @@ class RunService:
             return self._play(obs, task, seed, began)
 
     def _play(self, obs: Mapping[str, np.ndarray], task: str, seed: int | None, began: float) -> dict[str, Any]:
-        from rlt_gym.rl_token.env import shown_tokens
-        from rlt_gym.rl_token.pictures import shown_pictures
+        from rlt_gym.rl_token.shown import shown_pictures, shown_tokens
         from rlt_gym.vla.base import forward_seed
 
         spec = self.vla.spec

@@ -112,6 +112,20 @@ def test_a_copy_without_a_seed_draws_its_own():
     assert len({env.np_random_seed, *(other.np_random_seed for other in copies(env))}) == 3
 
 
+def test_one_environment_goes_through_the_states_of_an_evaluation(no_simulator):
+    env = gym.make("rlt_gym:LIBERO-v0", task_ids=[2, 5], init_states="eval")
+
+    def states(count, **first):
+        infos = [env.reset(**first)[1]] + [env.reset()[1] for _ in range(count - 1)]
+        return [(info["task_id"], info["init_index"]) for info in infos]
+
+    # the fake's n-th state of an evaluation has the number n, whatever the task
+    assert states(5) == [(2, 0), (5, 1), (2, 2), (5, 3), (2, 4)]
+    assert states(2) == [(5, 5), (2, 6)]  # it goes on
+    assert states(3, options={"init_states": "eval"}) == [(2, 0), (5, 1), (2, 2)] == states(3, seed=1)
+    assert states(2, options={"episodes": [(5, 7), (2, 9)]}) == [(5, 7), (2, 9)]
+
+
 def test_infos_of_one_environment_hold_plain_values():
     """NumPy's own scalars become arrays of objects under SyncVectorEnv, and cannot be written as JSON."""
     env = SingleEnv(FakeLiberoVectorEnv(1, autoreset_mode=AutoresetMode.DISABLED, obs_stride=3))

@@ -91,3 +91,25 @@ def test_bad_lists_change_nothing(options):
     with pytest.raises(ValueError, match=r"episodes (must|are)"):
         env.reset(options=options)
     assert [(episode.number, episode.init_index) for episode in env.episodes] == before
+
+
+def test_a_mask_of_all_goes_on_as_one_of_some():
+    """Environments that happen to end together are reset by a mask that selects all of them."""
+    env = FakeLiberoVectorEnv(2, chunk_length=4, max_episode_steps=4, autoreset_mode=AutoresetMode.DISABLED)
+    everyone = np.ones(2, dtype=bool)
+
+    def rounds(count, **first):
+        _, infos = env.reset(**first)
+        seen = [infos["init_index"].tolist()]
+        for _ in range(count - 1):
+            assert (env.step(CHUNK[:2])[3] | env._dones).all()
+            seen.append(env.reset(options={"reset_mask": everyone})[1]["init_index"].tolist())
+        return seen
+
+    at_eval = {"init_states": "eval"}
+    assert rounds(3, options=at_eval | {"reset_mask": everyone}) == [[1, 0], [3, 2], [5, 4]]
+    assert rounds(3, options=at_eval | {"shard": (1, 3)}) == [[4, 1], [10, 7], [16, 13]]
+    listed = [(0, state) for state in (10, 11, 12, 13)]
+    assert rounds(2, options=at_eval | {"episodes": listed}) == [[10, 11], [12, 13]]
+    # a reset without a mask begins the evaluation anew, as one with a seed
+    assert rounds(2) == [[1, 0], [3, 2]] == rounds(2, seed=3)

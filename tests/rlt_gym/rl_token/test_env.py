@@ -14,7 +14,8 @@ from rlt_gym.libero.make import make_rl_token_libero_vec
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
 from rlt_gym.rl_token.env import RLTokenVectorEnv
 from rlt_gym.rl_token.io import load_rl_token
-from rlt_gym.testing import FakeLiberoVectorEnv, check_vector_env
+from rlt_gym.rl_token.untrained import MeanToken
+from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA, check_vector_env
 from rlt_gym.vla.base import VLAOutput, VLASpec
 from rlt_gym.vla.registry import load_vla
 
@@ -162,6 +163,30 @@ def test_disabled_mode_with_partial_reset():
     assert obs["z_rl"][:, 0].tolist() == [0, 8, 0]
     assert obs["z_rl"][1, 3] == words[1]  # the env that was not reset keeps its instruction
     assert env.vla.calls == [N] * 4
+
+
+@pytest.mark.parametrize("encoder", ["mean", "trained"])
+def test_what_a_vla_leaves_in_places_without_a_token_does_not_matter(encoder):
+    class Untidy(FakeVLA):
+        rest = 0.0
+
+        def forward(self, obs, tasks, *, seed=None):
+            output = super().forward(obs, tasks, seed=seed)
+            assert not output.mask.all()
+            return replace(output, tokens=output.tokens.masked_fill(~output.mask[..., None], self.rest))
+
+    vla = Untidy(horizon=8)
+    torch.manual_seed(0)
+    config = RLTokenConfig(vla.spec.token_dim, width=16, heads=2, layers=1)
+    token = MeanToken(vla.spec.token_dim) if encoder == "mean" else RLTokenEncoder(config)
+    shown = []
+    for vla.rest in (0.0, float("nan"), float("inf")):
+        # instructions of different lengths, so that rows differ in what is valid
+        raw = FakeLiberoVectorEnv(6, task_ids=list(range(6)))
+        shown.append(RLTokenVectorEnv(raw, vla, token, show_tokens=True).reset(seed=0)[0])
+    for obs in shown[1:]:
+        for key in ("z_rl", "vla_tokens"):
+            np.testing.assert_array_equal(obs[key], shown[0][key])
 
 
 def test_arrays_are_fresh():

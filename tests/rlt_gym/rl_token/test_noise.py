@@ -80,6 +80,28 @@ def test_a_shorter_chunk_is_the_beginning():
     np.testing.assert_allclose(short.chunks_of_noise(noise), whole.chunks_of_noise(noise)[:, :LENGTH], atol=1e-6)
 
 
+def test_executed_actions_are_what_was_played():
+    """Before the critical phase the VLA's own chunk is played; a member that has just begun has played nothing."""
+    late = make_two_ways(N, critical_phase=lambda sim: sim.env._steps[sim.index] >= 2 * LENGTH)
+    critical = NoiseAction(late, bound=10.0)
+    obs, _ = critical.reset()
+    noise, seen = noises(1, np.random.default_rng(0)), set()
+    for _ in range(6):
+        own, asked = obs["vla_ref"].copy(), by_hand(obs, noise)
+        obs, _, terminations, truncations, infos = critical.step(noise)
+        done = terminations | truncations
+        assert infos["_executed_actions"].tolist() == (~done).tolist()
+        if done.any():
+            assert infos["final_info"]["_executed_actions"].tolist() == done.tolist()
+        for i in range(N):
+            info = infos["final_info"] if done[i] else infos
+            is_critical = bool(info["critical_chunk"][i])
+            seen.add(is_critical)
+            wanted = asked[i] if is_critical else own[i]
+            np.testing.assert_allclose(info["executed_actions"][i], wanted, atol=1e-5)
+    assert seen == {False, True}
+
+
 def test_it_is_a_vector_environment_also_over_flat_observations():
     check_vector_env(NoiseAction(make_two_ways(2), parts=LENGTH))  # it wants as many rows as control steps
     flat = NoiseAction(FlatVectorEnv(make_two_ways(2)))

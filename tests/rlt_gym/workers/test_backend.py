@@ -9,6 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlt_gym.core.chunk_vector_env import Task
+from rlt_gym.core.robot_spec import Camera, ProprioPart, RobotSpec
+from rlt_gym.core.worker_vector_env import WorkerVectorEnv
 from rlt_gym.workers.backend import backend_key, backend_settings
 from rlt_gym.workers.pool import WorkerError, WorkerFailure, WorkerPool
 from rlt_gym.workers.processes import LaunchPlan
@@ -247,3 +250,30 @@ def test_a_zygote_takes_large_settings_and_tells_of_large_errors():
         assert zygote.alive() and zygote.request("end", child=0) is None
     finally:
         pool.close()
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_the_simulators_built_first_are_those_of_the_first_episodes(split, monkeypatch):
+    """Else the first reset builds them, under the time limit of an answer."""
+    asked = []
+    original = WorkerPool.ask
+
+    def ask(self, questions, *args, **kwargs):
+        asked.append({env: (command, arguments["task_id"]) for env, (command, arguments) in questions.items()})
+        return original(self, questions, *args, **kwargs)
+
+    monkeypatch.setattr(WorkerPool, "ask", ask)
+    robot = RobotSpec("toy", (Camera("camera"),), (ProprioPart("count", 1),), ("a",), 20.0)
+    tasks = [Task(number, f"reach {number}") for number in range(5)]
+    for seed in range(3):
+        asked.clear()
+        backend = backend_settings("toy_backend:CounterBackend", width=6)
+        env = WorkerVectorEnv(
+            "Toy", backend, 1 << 20, 2, tasks, robot, 4, 12, 16, init_states=split, seed=seed, resident_tasks=5
+        )
+        try:
+            first = [env.sequence.next(number) for number in range(2)]
+        finally:
+            env.close()
+        (built,) = asked
+        assert built == {number: ("build", tasks[episode.task_index].task_id) for number, episode in enumerate(first)}

@@ -30,6 +30,59 @@ def test_messages_keep_types_and_may_come_in_pieces():
         receiver.receive(timeout=30)
 
 
+class InterruptedSocket:
+    """A socket whose n-th call of a method does what it is asked for and is then interrupted."""
+
+    def __init__(self, wrapped, method, at):
+        self.wrapped, self.method, self.at = wrapped, method, at
+
+    def __getattr__(self, name):
+        original = getattr(self.wrapped, name)
+        if name != self.method:
+            return original
+
+        def call(*args):
+            answer = original(*args)
+            self.at -= 1
+            if self.at == 0:
+                raise KeyboardInterrupt
+            return answer
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("method", "at", "usable"), [("recv", 1, True), ("recv_into", 1, False), ("recv_into", 2, False)]
+)
+def test_an_interrupt_inside_a_message_ends_the_connection(method, at, usable):
+    """While it waits nothing is lost; later the rest of a message would be read as the beginning of the next one."""
+    left, right = socket.socketpair()
+    sender, receiver = Channel(left), Channel(InterruptedSocket(right, method, at))
+    sender.send("first")
+    sender.send("second")
+    with pytest.raises(KeyboardInterrupt):
+        receiver.receive(timeout=30)
+    if usable:
+        assert [receiver.receive(timeout=30), receiver.receive(timeout=30)] == ["first", "second"]
+    else:
+        with pytest.raises(OSError):
+            receiver.receive(timeout=30)
+        with pytest.raises(OSError):
+            sender.send("third")  # the other end learns of it
+
+
+def test_an_interrupt_while_sending_ends_the_connection():
+    left, right = socket.socketpair()
+    sender, receiver = Channel(InterruptedSocket(left, "sendall", 1)), Channel(right)
+    with pytest.raises(KeyboardInterrupt):
+        sender.send("whole")
+    assert receiver.receive(timeout=30) == "whole"
+    with pytest.raises(OSError):
+        sender.send("next")
+    with pytest.raises(EOFError):
+        receiver.receive(timeout=30)
+
+
 def test_every_kind_of_value_comes_back_as_it_was():
     message = (
         1, -2.5, True, None, "\u00e4\n", b"\x00\xff", float("inf"), 2**70, (), [], {}, [(1, [2])],

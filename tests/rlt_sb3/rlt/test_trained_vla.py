@@ -10,7 +10,7 @@ from vla_helpers import TINY, tiny_vla
 
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
 from rlt_gym.rl_token.env import RLTokenVectorEnv
-from rlt_gym.rl_token.pictures import read_instructions, read_seeds
+from rlt_gym.rl_token.shown import read_instructions, read_seeds
 from rlt_gym.testing import FakeLiberoVectorEnv
 from rlt_gym.testing.vla import FakeVLA
 from rlt_gym.vla.mini.model import MiniVLA, MiniVLANet, normalize_frames

@@ -1,9 +1,14 @@
-"""What a VLA reads, as entries of an observation: rows of a replay buffer can be shown to a VLA again."""
+"""Further entries of an observation: the VLA's tokens and what it reads, so that a row can be shown to it again."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium import spaces
+
+if TYPE_CHECKING:
+    from rlt_gym.rl_token.base import Encoder
+    from rlt_gym.vla.base import FrozenVLA, VLAOutput
 
 #: Bytes of ``instruction``; LIBERO's longest has 116.
 INSTRUCTION = 256
@@ -76,3 +81,36 @@ def read_seeds(seed: np.ndarray) -> list[int]:
     :return: One number per row.
     """
     return np.ascontiguousarray(seed).view("<u4")[:, 0].tolist()
+
+
+def tokens_shape(vla: "FrozenVLA") -> tuple[int, int]:
+    """
+    Tell the shape of ``vla_tokens``.
+
+    :param vla: The VLA.
+    :return: Most valid tokens per observation, width of a token.
+    :raises ValueError: If it does not say how many there are.
+    """
+    if vla.spec.max_tokens is None:
+        raise ValueError(f"show_tokens needs a VLA that says how many tokens it gives, {vla.spec.name!r} does not.")
+    return vla.spec.max_tokens, vla.spec.token_dim
+
+
+def shown_tokens(output: "VLAOutput", encoder: "Encoder", vla: "FrozenVLA") -> np.ndarray:
+    """
+    Make ``vla_tokens``.
+
+    :param output: What the VLA gave for B observations.
+    :param encoder: The encoder, which says what kinds of tokens it reads; all kinds if it does not.
+    :param vla: The VLA.
+    :return: Float16 (B, M, H), valid ones first, zeros where there is none.
+    :raises ValueError: If a number is too large for float16.
+    """
+    from rlt_gym.vla.tokens import select_tokens
+
+    tokens, mask = select_tokens(output, getattr(getattr(encoder, "config", None), "kinds", ("all",)))
+    shown = np.zeros((len(tokens), *tokens_shape(vla)), dtype=np.float16)
+    shown[:, : tokens.shape[1]] = tokens.masked_fill(~mask[..., None], 0.0).cpu().numpy()
+    if not np.isfinite(shown).all():
+        raise ValueError(f"The tokens of the VLA {vla.spec.name!r} are too large for float16: leave out show_tokens.")
+    return shown
