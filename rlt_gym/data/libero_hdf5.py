@@ -107,6 +107,9 @@ class DemoWriter:
         pictures = {camera: others.pop(camera) for camera in self.robot.camera_keys}
         if intervention is not None:
             _check_rows(intervention, (length,), "intervention")
+        if object_positions is not None:
+            if object_positions.ndim != 3 or object_positions.shape[::2] != (length, 3):
+                raise ValueError(f"object_positions is {object_positions.shape}; it must be ({length}, n_obj, 3).")
         for name, frames in pictures.items():
             if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[0] != length or frames.shape[3] != 3:
                 raise ValueError(f"{name} is {frames.dtype} {frames.shape}; it must be uint8 ({length}, H, W, 3).")
@@ -123,8 +126,6 @@ class DemoWriter:
         else:
             obs.create_dataset("proprio", data=proprio)
         if object_positions is not None:
-            if object_positions.ndim != 3 or object_positions.shape[0] != length or object_positions.shape[2] != 3:
-                raise ValueError(f"object_positions is {object_positions.shape}; it must be ({length}, n_obj, 3).")
             group.create_dataset("object_positions", data=np.asarray(object_positions, dtype=np.float32))
         if intervention is not None:
             group.create_dataset("intervention", data=np.asarray(intervention, dtype=bool))

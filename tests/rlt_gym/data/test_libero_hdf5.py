@@ -115,9 +115,14 @@ def test_labels_of_rollouts(tmp_path):
         writer.add(**rows)
         with pytest.raises(ValueError, match=r"intervention has shape \(4,\); it must be finite with shape \(5,\)"):
             writer.add(**rows, intervention=taken[:4])
+        for shape in ((5, 3), (4, 2, 3), (5, 2, 2), (5, 1, 3, 1)):
+            with pytest.raises(ValueError, match=r"object_positions is \(.*\); it must be \(5, n_obj, 3\)"):
+                writer.add(**rows, object_positions=np.zeros(shape))
+        assert writer.add(**rows, object_positions=np.zeros((5, 2, 3))) == "demo_2", "those were not added"
     with DemoFile(tmp_path / "a.hdf5") as file:
+        assert len(file) == 3
         assert file[0].intervention.tolist() == taken.tolist() and file[1].intervention is None
     reader = DemoReader(tmp_path / "a.hdf5", stride=2, successes_only=False)
-    assert reader.rows.intervention.tolist() == [False, False, True, False, False, False]
-    assert reader.rows.success.tolist() == [False] * 3 + [True] * 3 and reader.failures == 1
-    assert DemoReader(tmp_path / "a.hdf5").rows.intervention.tolist() == [False] * 5
+    assert reader.rows.intervention.tolist() == [False, False, True] + [False] * 6
+    assert reader.rows.success.tolist() == [False] * 3 + [True] * 6 and reader.failures == 1
+    assert DemoReader(tmp_path / "a.hdf5").rows.intervention.tolist() == [False] * 10
