@@ -300,8 +300,11 @@ def expand_paths(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
     names = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found: set[Path] = set()
     for name in names:
-        pattern = os.path.join(os.fspath(name), "*.hdf5") if os.path.isdir(name) else os.fspath(name)
-        matches = glob.glob(pattern)
+        matches = [os.fspath(name)]  # what exists is taken by its name, also if it reads like a pattern
+        if os.path.isdir(name):
+            matches = glob.glob(os.path.join(glob.escape(matches[0]), "*.hdf5"))
+        elif not os.path.exists(name):
+            matches = glob.glob(matches[0])
         if not matches:
             raise ValueError(f"No demonstration file matches {os.fspath(name)!r}; write some with `rlt collect`.")
         found.update(Path(match) for match in matches)

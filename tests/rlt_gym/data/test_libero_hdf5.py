@@ -10,7 +10,7 @@ from vla_helpers import write_demos
 
 from rlt_gym.core.files import atomic_write
 from rlt_gym.data.demo_set import DemoReader, load_demo_set, resize_frames
-from rlt_gym.data.libero_hdf5 import DemoFile, DemoWriter
+from rlt_gym.data.libero_hdf5 import DemoFile, DemoWriter, expand_paths
 
 
 def test_atomic_write_keeps_the_old_file_on_error(tmp_path):
@@ -91,6 +91,15 @@ def test_resize_is_an_average():
     assert np.abs(resize_frames(frames, 4) - expected).max() <= 0.5
     with pytest.raises(ValueError, match="multiple"):
         resize_frames(frames, 3)
+
+
+def test_what_exists_is_no_pattern(tmp_path):
+    """A folder with brackets, its file, and a pattern inside it; a pattern beside it still is one."""
+    path = write_demos(tmp_path / "run[1]" / "a.hdf5", "a", demos=1)
+    other = write_demos(tmp_path / "run1" / "a.hdf5", "a", demos=1)
+    assert expand_paths(path.parent) == expand_paths(path) == expand_paths([path, path.parent]) == [path]
+    assert expand_paths(tmp_path / "run[[]1]" / "*.hdf5") == [path]
+    assert expand_paths(tmp_path / "run[12]" / "*.hdf5") == [other]
 
 
 def test_errors_name_the_file(tmp_path):
