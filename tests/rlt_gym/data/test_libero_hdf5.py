@@ -11,6 +11,8 @@ from vla_helpers import write_demos
 from rlt_gym.core.files import atomic_write
 from rlt_gym.data.demo_set import DemoReader, load_demo_set, resize_frames
 from rlt_gym.data.libero_hdf5 import DemoFile, DemoWriter, expand_paths
+from rlt_gym.rl_token.encode_demos import EncodeDemosConfig, encode_demos
+from rlt_gym.testing import FakeVLA
 
 
 def test_atomic_write_keeps_the_old_file_on_error(tmp_path):
@@ -91,6 +93,58 @@ def test_resize_is_an_average():
     assert np.abs(resize_frames(frames, 4) - expected).max() <= 0.5
     with pytest.raises(ValueError, match="multiple"):
         resize_frames(frames, 3)
+
+
+def set_array(name, change):
+    """Put another array into the second of the demonstrations, or none."""
+
+    def edit(demo):
+        before = demo[name][:]
+        del demo[name]
+        if change is not None:
+            demo[name] = change(before)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (set_array("obs/agentview_rgb", lambda a: a[:-1]), "has 7 rows of obs/agentview_rgb for 8 actions"),
+        (set_array("obs/eye_in_hand_rgb", lambda a: a[[*range(8), 7]]), "has 9 rows of obs/eye_in_hand_rgb for 8"),
+        (set_array("actions", lambda a: a[:5]), r"has 8 rows of (obs/ee_states|object_positions) for 5 actions"),
+        (set_array("obs/ee_states", lambda a: a[:5]), "has 5 rows of obs/ee_states for 8 actions"),
+        (set_array("object_positions", lambda a: a[:5]), "has 5 rows of object_positions for 8 actions"),
+        (set_array("actions", lambda a: a * np.nan), "has NaN or infinite values in actions"),
+        (set_array("obs/gripper_states", lambda a: a + np.inf), "has NaN or infinite values in obs/gripper_states"),
+        (set_array("obs/eye_in_hand_rgb", None), "has no array obs/eye_in_hand_rgb"),
+        (set_array("obs/ee_states", None), "has no array obs/ee_states"),
+        (set_array("actions", None), "has no array actions"),
+        (set_array("actions", lambda a: 3.0), "has no array actions"),
+    ],
+)  # fmt: skip
+def test_arrays_that_do_not_fit_together_are_refused(tmp_path, edit, says):
+    """By all who read them: they would shift the rows of the demonstrations behind, or fail without saying where."""
+    path = write_demos(tmp_path / "a.hdf5", "a", demos=3, length=8, size=16)
+    load_demo_set(path, 8)
+    with h5py.File(path, "r+") as file:
+        edit(file["data/demo_1"])
+    transitions = EncodeDemosConfig([str(path)], str(tmp_path / "o.safetensors"), rl_token="mean", progress=False)
+    for read in (lambda: load_demo_set(path, 8), lambda: encode_demos(transitions, FakeVLA())):
+        with pytest.raises(ValueError, match=says) as caught:
+            read()
+        assert str(caught.value).startswith(f"demo_1 of {path} ") and "\n" not in str(caught.value)
+    if "rgb" in says and "no array" not in says:
+        with pytest.raises(ValueError, match=says):
+            _ = DemoReader(path).rows
+
+
+def test_a_file_without_pictures_is_refused(tmp_path):
+    path = write_demos(tmp_path / "a.hdf5", "a", demos=1)
+    with h5py.File(path, "r+") as file:
+        del file["data/demo_0/obs"]
+    with pytest.raises(ValueError, match=r"demo_0 of .*a.hdf5 has no pictures, arrays obs/CAMERA_rgb: collect or copy"):
+        _ = DemoReader(path).edge
 
 
 def test_what_exists_is_no_pattern(tmp_path):
