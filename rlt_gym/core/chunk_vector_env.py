@@ -344,8 +344,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
         expected = (self.num_envs, self.chunk_length, size)
         if array.shape != expected:
             raise ValueError(f"actions must have shape {expected} (num_envs, chunk_length, {size}), got {array.shape}")
-        if not np.issubdtype(array.dtype, np.number) or not np.isfinite(array).all():
-            raise ValueError("actions must be finite numbers, got NaN, inf or another type")
+        if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+            raise ValueError("actions must be finite real numbers, got NaN, inf or another type")
         return np.clip(array, self.robot.action_low, self.robot.action_high).astype(np.float32)
 
     def step(self, actions: Any) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, Infos]:

@@ -89,7 +89,7 @@ class EpisodeSequence:
         :return: The same.
         :raises ValueError: There is no such split.
         """
-        if split not in self.sizes:
+        if not isinstance(split, str) or split not in self.sizes:
             raise ValueError(f"init_states must be one of {tuple(self.sizes)}, got {split!r}")
         return split
 
@@ -154,8 +154,8 @@ class EpisodeSequence:
                 "reset_mask, shard, turns and episodes",
                 stacklevel=4,
             )
-        if shard is not None and not 0 <= shard[0] < shard[1]:
-            raise ValueError(f"shard must be (k, n) with 0 <= k < n, got {shard!r}")
+        if shard is not None and not (_are_integers(shard, 2) and 0 <= shard[0] < shard[1]):
+            raise ValueError(f"shard must be (k, n), integers with 0 <= k < n, got {shard!r}")
         if split is not None:
             split = self.checked_split(split)
         if mask is None:
@@ -166,19 +166,27 @@ class EpisodeSequence:
             raise ValueError(f"reset_mask must select at least one environment, got {mask!r}")
         if not mask.all() and split not in (None, self.split):
             raise ValueError("init_states can only be switched for all environments at once: leave reset_mask out")
-        if turns is not None and (not mask.all() or len(turns) != self.num_envs or min(turns) < 0):
-            raise ValueError(f"turns must be {self.num_envs} numbers of 0 or more, in a full reset, got {turns!r}")
+        if turns is not None and not (_are_integers(turns, self.num_envs) and min(turns) >= 0 and mask.all()):
+            raise ValueError(f"turns must be {self.num_envs} integers of 0 or more, in a full reset, got {turns!r}")
         if episodes is not None:
             if shard is not None or turns is not None or not mask.all():
                 raise ValueError("episodes are a list for all environments: leave reset_mask, shard and turns out")
-            size = self.sizes[self.split if split is None else split]
-            if not len(episodes) or any(task not in task_ids or not 0 <= state < size for task, state in episodes):
-                raise ValueError(
-                    f"episodes must be one or more pairs (task_id, initial state) with a task of {list(task_ids)} and "
-                    f"a state from 0 to {size - 1}, got {list(episodes)!r}"
-                )
-            episodes = [(task_ids.index(task), state) for task, state in episodes]
+            episodes = self._checked_list(episodes, task_ids, self.sizes[self.split if split is None else split])
         return mask, split, shard, turns, episodes
+
+    @staticmethod
+    def _checked_list(episodes: Any, task_ids: Sequence[int], size: int) -> list[tuple[int, int]]:
+        """Check a list of episodes, and find the index of each one's task."""
+        pairs = episodes.tolist() if isinstance(episodes, np.ndarray) else episodes
+        known = isinstance(pairs, Sequence) and all(
+            _are_integers(pair, 2) and pair[0] in task_ids and 0 <= pair[1] < size for pair in pairs
+        )
+        if not known or not pairs:
+            raise ValueError(
+                f"episodes must be one or more pairs (task_id, initial state) with a task of {list(task_ids)} and a "
+                f"state from 0 to {size - 1}, got {pairs!r}"
+            )
+        return [(task_ids.index(task), state) for task, state in pairs]
 
     @property
     def init_state_counts(self) -> dict[str, int]:
@@ -331,3 +339,14 @@ class EpisodeSequence:
         :param episodes: (index of the task, initial state) of each.
         """
         self._listed = deque((number, int(task), int(state)) for number, (task, state) in enumerate(episodes))
+
+
+def _are_integers(value: Any, count: int) -> bool:
+    """Whether a value is a list of that many integers; ``bool`` is none."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    return (
+        isinstance(value, Sequence)
+        and len(value) == count
+        and all(isinstance(entry, (int, np.integer)) and not isinstance(entry, bool) for entry in value)
+    )

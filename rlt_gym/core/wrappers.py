@@ -149,8 +149,8 @@ class GripperPenalty(SplitStepWrapper):
         :return: Its observations and infos.
         """
         obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
-        mask = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=bool))
-        self._forget(np.asarray(mask, dtype=bool))
+        mask = (options or {}).get("reset_mask")
+        self._forget(np.ones(self.num_envs, dtype=bool) if mask is None else mask)
         self._list_terms(infos, np.zeros_like(infos["step_rewards"]))
         return obs, infos
 

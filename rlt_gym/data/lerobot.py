@@ -269,7 +269,13 @@ class LeRobotDemo:
         return table.sort_by("frame_index")
 
     def _vectors(self, what: str) -> np.ndarray:
-        return np.asarray(self._table[self.folder.columns[what]].to_pylist(), dtype=np.float32)
+        rows = np.asarray(self._table[self.folder.columns[what]].to_pylist(), dtype=np.float32)
+        if not np.isfinite(rows).all():
+            raise ValueError(
+                f"{self.name} of {self.folder.path} has NaN or infinite values in {self.folder.columns[what]}: record "
+                "or copy it again."
+            )
+        return rows
 
     def _picture(self, cell: Mapping[str, Any]) -> io.BytesIO | Path:
         """Decode a picture, which is stored as the bytes of a PNG or as a path."""

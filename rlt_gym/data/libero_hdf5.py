@@ -107,6 +107,9 @@ class DemoWriter:
         pictures = {camera: others.pop(camera) for camera in self.robot.camera_keys}
         if intervention is not None:
             _check_rows(intervention, (length,), "intervention")
+        if object_positions is not None:
+            if object_positions.ndim != 3 or object_positions.shape[::2] != (length, 3):
+                raise ValueError(f"object_positions is {object_positions.shape}; it must be ({length}, n_obj, 3).")
         for name, frames in pictures.items():
             if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[0] != length or frames.shape[3] != 3:
                 raise ValueError(f"{name} is {frames.dtype} {frames.shape}; it must be uint8 ({length}, H, W, 3).")
@@ -123,8 +126,6 @@ class DemoWriter:
         else:
             obs.create_dataset("proprio", data=proprio)
         if object_positions is not None:
-            if object_positions.ndim != 3 or object_positions.shape[0] != length or object_positions.shape[2] != 3:
-                raise ValueError(f"object_positions is {object_positions.shape}; it must be ({length}, n_obj, 3).")
             group.create_dataset("object_positions", data=np.asarray(object_positions, dtype=np.float32))
         if intervention is not None:
             group.create_dataset("intervention", data=np.asarray(intervention, dtype=bool))
@@ -178,6 +179,9 @@ class Demo:
     """
     One demonstration of an open :class:`DemoFile`; arrays are read from disk when asked for.
 
+    Each array must have a row for each action, and actions and ``proprio`` must be finite; else reading it raises a
+    ``ValueError`` that names the file and the demonstration.
+
     :param group: Its HDF5 group.
     """
 
@@ -194,36 +198,77 @@ class Demo:
         return {key: getattr(value, "item", lambda v=value: v)() for key, value in self.group.attrs.items()}
 
     def __len__(self) -> int:
-        return int(self.group["actions"].shape[0])
+        return len(self._dataset("actions"))
+
+    def _dataset(self, name: str) -> h5py.Dataset:
+        """Find an array, which has a row for each action."""
+        found = self.group.get(name)
+        if not isinstance(found, h5py.Dataset) or not found.shape:
+            raise self._error(f"has no array {name}")
+        if name != "actions" and len(found) != len(self):
+            raise self._error(f"has {len(found)} rows of {name} for {len(self)} actions")
+        return found
+
+    def _read(self, name: str, stride: int = 1) -> np.ndarray:
+        """Read every stride-th row of an array."""
+        dataset = self._dataset(name)
+        try:
+            return np.asarray(dataset[::stride])
+        except OSError as error:
+            raise self._error(f"has an array {name} that cannot be read ({error})") from error
+
+    def _numbers(self, name: str) -> np.ndarray:
+        """Read an array of finite numbers, float32."""
+        rows = self._read(name).astype(np.float32)
+        if not np.isfinite(rows).all():
+            raise self._error(f"has NaN or infinite values in {name}")
+        return rows
+
+    def _error(self, problem: str) -> ValueError:
+        return ValueError(f"{self.name} of {self.group.file.filename} {problem}: collect or copy the file again.")
 
     @property
     def actions(self) -> np.ndarray:
-        """Actions, float32 (T, d)."""
-        return np.asarray(self.group["actions"], dtype=np.float32)
+        """
+        Actions, float32 (T, d).
+
+        Whoever reads a demonstration reads them at first, so all of its arrays are counted here: not after the pictures
+        of the demonstrations before it have been used for hours.
+        """
+        optional = [name for name in ("object_positions", "intervention") if name in self.group]
+        for name in (*self._proprio_names, *self._pictures, *optional):
+            self._dataset(name)
+        return self._numbers("actions")
+
+    @property
+    def _proprio_names(self) -> list[str]:
+        return ["obs/proprio"] if "obs/proprio" in self.group else ["obs/ee_states", "obs/gripper_states"]
+
+    @property
+    def _pictures(self) -> list[str]:
+        return [f"obs/{key}" for key in self.group.get("obs", ()) if key.endswith("_rgb")]
 
     @property
     def proprio(self) -> np.ndarray:
         """The environment's ``proprio``, float32 (T, P)."""
-        obs = self.group["obs"]
-        if "proprio" in obs:
-            return np.asarray(obs["proprio"], dtype=np.float32)
-        return np.concatenate([obs["ee_states"][:], obs["gripper_states"][:]], axis=1).astype(np.float32)
+        return np.concatenate([self._numbers(name) for name in self._proprio_names], axis=1)
 
     @property
     def object_positions(self) -> np.ndarray | None:
         """World positions, float32 (T, n_obj, 3), or ``None`` in official files."""
-        return np.asarray(self.group["object_positions"]) if "object_positions" in self.group else None
+        return self._read("object_positions") if "object_positions" in self.group else None
 
     @property
     def intervention(self) -> np.ndarray | None:
         """Whether someone else than the policy chose the action, bool (T,), or ``None`` where nobody said it."""
-        return np.asarray(self.group["intervention"]) if "intervention" in self.group else None
+        return self._read("intervention") if "intervention" in self.group else None
 
     @property
     def frame_shape(self) -> tuple[int, int]:
         """Height and width of the frames in pixels."""
-        obs = self.group["obs"]
-        height, width = obs[next(key for key in obs if key.endswith("_rgb"))].shape[1:3]
+        if not self._pictures:
+            raise self._error("has no pictures, arrays obs/CAMERA_rgb")
+        height, width = self._dataset(self._pictures[0]).shape[1:3]
         return int(height), int(width)
 
     def frames(self, camera: str, stride: int = 1) -> np.ndarray:
@@ -234,7 +279,7 @@ class Demo:
         :param stride: Take one row in this many.
         :return: Frames as stored, uint8 (ceil(T / stride), H, W, 3).
         """
-        return np.asarray(self.group["obs"][_dataset(camera)][::stride])
+        return self._read(f"obs/{_dataset(camera)}", stride)
 
 
 class DemoFile:
@@ -299,8 +344,11 @@ def expand_paths(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
     names = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found: set[Path] = set()
     for name in names:
-        pattern = os.path.join(os.fspath(name), "*.hdf5") if os.path.isdir(name) else os.fspath(name)
-        matches = glob.glob(pattern)
+        matches = [os.fspath(name)]  # what exists is taken by its name, also if it reads like a pattern
+        if os.path.isdir(name):
+            matches = glob.glob(os.path.join(glob.escape(matches[0]), "*.hdf5"))
+        elif not os.path.exists(name):
+            matches = glob.glob(matches[0])
         if not matches:
             raise ValueError(f"No demonstration file matches {os.fspath(name)!r}; write some with `rlt collect`.")
         found.update(Path(match) for match in matches)

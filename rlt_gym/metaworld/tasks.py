@@ -6,6 +6,8 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rlt_gym.core.robot_spec import Camera, ProprioPart, RobotSpec
 
 _MT50 = (
@@ -76,7 +78,11 @@ def get_tasks(suite: str, task_ids: Sequence[int] | None = None) -> list[MetaWor
     if suite not in SUITES:
         raise ValueError(f"Unknown Meta-World suite {suite!r}. Available: {', '.join(SUITES)}")
     names = SUITES[suite]
-    chosen = list(range(len(names)) if task_ids is None else task_ids)
-    if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(len(names))):
-        raise ValueError(f"task_ids must be different integers 0..{len(names) - 1} of {suite}, got {task_ids!r}")
+    given = task_ids.tolist() if isinstance(task_ids, np.ndarray) else task_ids
+    chosen = range(len(names)) if given is None else given
+    known = isinstance(chosen, Sequence) and all(
+        isinstance(task, (int, np.integer)) and not isinstance(task, bool) and 0 <= task < len(names) for task in chosen
+    )
+    if not known or not chosen or len(set(chosen)) < len(chosen):
+        raise ValueError(f"task_ids must be different integers 0..{len(names) - 1} of {suite}, got {given!r}")
     return [MetaWorldTask(int(task_id), names[task_id]) for task_id in chosen]

@@ -4,12 +4,14 @@ Tokens on disk, for sets that do not fit into memory.
 A folder holds ``index.json``, ``rows.safetensors`` (what is known about the rows besides their tokens) and shards
 ``tokens-00000.safetensors`` of equally many rows: ``tokens`` (n, N, H), ``mask`` bool (n, N), ``kind`` uint8 (n, N) and
 ``pictures`` uint8 (n, S, S, 3), upright, N being the most tokens of a row of this shard. The index is written anew
-after every shard, so that a writer that was killed goes on where it was.
+after every shard, so that a writer that was killed goes on where it was; what else it left, its temporary folders and
+rows without an index, the next one replaces.
 """
 
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -19,7 +21,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file as load_arrays
-from safetensors.numpy import save_file as save_arrays
+from safetensors.numpy import save as save_arrays
 from safetensors.torch import save_file
 
 from rlt_gym.core.files import atomic_write, write_json
@@ -35,7 +37,7 @@ _LISTS = ("instructions", "files")
 
 class TokenWriter:
     """
-    Writes shards, and finds those that an interrupted writer has left.
+    Writes shards, and finds those that an interrupted writer has left. One at a time may write in a folder.
 
     :param folder: Where they lie; made if it is missing.
     :param origin: Whose tokens they are.
@@ -76,11 +78,16 @@ class TokenWriter:
                     "with other settings or by another VLA: choose another output, or delete the folder."
                 )
             self.index["shards"] = found["shards"]
-        elif self.folder.exists() and any(self.folder.iterdir()):
+        elif self.folder.exists() and {*self.folder.iterdir()} - {self.folder / _ROWS, *_left_over(self.folder)}:
             raise ValueError(f"{self.folder} is not empty and holds no tokens: choose another output.")
-        else:
-            with atomic_write(self.folder / _ROWS) as temporary:
-                save_arrays({key: np.ascontiguousarray(value) for key, value in arrays.items()}, temporary)
+        for path in _left_over(self.folder):
+            shutil.rmtree(path, ignore_errors=True)
+        content = save_arrays({key: np.ascontiguousarray(value) for key, value in arrays.items()})
+        path = self.folder / _ROWS
+        if not path.is_file() or path.read_bytes() != content:
+            with atomic_write(path) as temporary:
+                temporary.write_bytes(content)
+        if not (self.folder / _INDEX).exists():  # last: whoever finds it finds the rows as well
             self._write_index()
 
     def _write_index(self) -> None:
@@ -161,7 +168,10 @@ class TokenShards(Tokens):
             columns: dict[str, Any] = {**load_arrays(self.folder / _ROWS), **{key: index[key] for key in _LISTS}}
             rows = DemoRows(**columns)
         except (SafetensorError, OSError, TypeError) as error:
-            raise ValueError(f"{self.folder / _ROWS} cannot be read ({error}): encode the tokens again.") from error
+            raise ValueError(
+                f"{self.folder / _ROWS} is missing or damaged ({error}): run the same `rlt encode-tokens` command "
+                "again, which writes it anew."
+            ) from error
         super().__init__(_origin(index["origin"]), rows, max(entry["tokens"] for entry in index["shards"].values()))
 
     def batch(self, rows: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -225,6 +235,11 @@ def _origin(index: Mapping[str, Any]) -> TokenOrigin:
     return TokenOrigin(**{**index, **tuples})
 
 
+def _left_over(folder: Path) -> list[Path]:
+    """Temporary folders of :func:`atomic_write` whose writers were killed."""
+    return [path for name in (_INDEX, _ROWS, "tokens-*.safetensors") for path in folder.glob(f".{name}.*")]
+
+
 def _shard_name(number: int) -> str:
     return f"tokens-{number:05d}.safetensors"
 
@@ -253,5 +268,5 @@ def _read_index(folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ValueError(f"There are no tokens in {folder}; write some with `rlt encode-tokens`.") from error
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): encode the tokens again.") from error
+        raise ValueError(f"{path} cannot be read ({error}): encode the tokens again, into another folder.") from error
     return dict(index)

@@ -9,6 +9,9 @@ from typing import Any
 from rlt_gym.workers.named import checked_int
 from rlt_gym.workers.processes import LaunchPlan
 
+#: Most seconds of a time-out, a day: ten times as many, for a whole episode, still fit what the system counts with.
+LONGEST = 86_400
+
 
 @dataclass(frozen=True)
 class WorkerOptions:
@@ -20,7 +23,7 @@ class WorkerOptions:
         interpreter).
     :param worker_python: Interpreter of the workers, which needs the simulator and numpy only; ``None``:
         ``RLT_WORKER_PYTHON`` or this one.
-    :param worker_timeout: Seconds without an answer after which a worker counts as hung.
+    :param worker_timeout: Seconds without an answer after which a worker counts as hung, a day at most.
     :param build_timeout: The same while the first simulators are built, before the first episode. On a fresh install
         code is compiled then, which takes a minute, and several on a busy machine.
     :param max_restarts: Restarts of each worker before :class:`~rlt_gym.workers.processes.WorkerError` is raised.
@@ -39,8 +42,8 @@ class WorkerOptions:
         self.plan()
         for name in ("worker_timeout", "build_timeout"):
             timeout = getattr(self, name)
-            if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-                raise ValueError(f"{name} must be a number of seconds above 0, got {timeout!r}")
+            if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout <= LONGEST:
+                raise ValueError(f"{name} must be a number of seconds above 0 and up to {LONGEST}, got {timeout!r}")
         for name, low, high in (("max_restarts", 0, 10**9), ("resident_tasks", 1, 1000)):
             value = getattr(self, name)
             if name == "resident_tasks" and value is None:

@@ -12,10 +12,17 @@ class Other:
     """A server written for these tests, which shares no code with ours but the codec."""
 
     def __init__(self, metadata, answer=None):
+        #: Clients that are connected.
+        self.talking = 0
+
         def talk(connection):
-            connection.send(metadata)
-            for message in connection:
-                connection.send(answer(message))
+            self.talking += 1
+            try:
+                connection.send(metadata)
+                for message in connection:
+                    connection.send(answer(message))
+            finally:
+                self.talking -= 1
 
         self._server = serve(talk, "127.0.0.1", 0, compression=None, max_size=None)
         self.port = self._server.socket.getsockname()[1]

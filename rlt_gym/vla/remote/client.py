@@ -258,8 +258,11 @@ class OpenPIVLA(_Served):
         #: Why there is no RL token of it.
         self.no_tokens = "" if patches else NO_TOKENS
         blank = {camera: np.zeros((1, frame_size, frame_size, 3), np.uint8) for camera in openpi.CAMERAS}
-        # the metadata do not say how long a chunk is
-        actions = self._ask({**blank, "state": np.zeros((1, state_dim), np.float32)}, "", 0)
+        try:  # the metadata do not say how long a chunk is
+            actions = self._ask({**blank, "state": np.zeros((1, state_dim), np.float32)}, "", 0)
+        except Exception:
+            self.close()
+            raise
         self._spec = VLASpec(
             "openpi",
             token_dim=WIDTH if patches else 1,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +24,8 @@ class Connection:
     """
     A connection to a policy server that is made again when it breaks.
 
-    A request is asked again after a break: a frozen VLA gives the same reply.
+    A request is asked again after a break: a frozen VLA gives the same reply. When nobody has this object any
+    more, its connection ends.
 
     :param host: The server's name or address.
     :param port: Its port.
@@ -47,6 +50,7 @@ class Connection:
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.timeout, self.patience, self.max_bytes = timeout, patience, max_bytes
         self._socket: Any = None
+        self._end: weakref.finalize[..., Connection] | None = None
         self.metadata: dict[str, Any] = {}
         self._lock = threading.Lock()
         with self._lock:
@@ -79,6 +83,9 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection."""
+        if self._end is not None:
+            self._end.detach()
+            self._end = None
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -104,6 +111,9 @@ class Connection:
             )  # fmt: skip
             # websockets wants a context manager since version 17.1; it is left by close()
             self._socket = connection.__enter__()
+            # its threads know the websocket only, so they do not keep this object
+            self._end = weakref.finalize(self, _shut, self._socket, os.getpid())
+            self._end.atexit = False
         except InvalidStatus as error:
             status = error.response.status_code
             if status != 401:
@@ -152,15 +162,34 @@ class Connection:
                             stacklevel=4,
                         )
                 if now >= until:
-                    raise VLAUnavailableError(
-                        f"No VLA server is at {self.address} ({_short(error)}; looked for it for {patience:g} s): "
-                        "start it with `rlt serve`."
-                    ) from error
+                    raise VLAUnavailableError(self._given_up(error, patience)) from error
                 time.sleep(min(pause, until - now))
                 pause = min(2 * pause, PAUSES[1])
             except BaseException:  # Ctrl-C: a reply that comes later must not be taken for that to the next request
                 self.close()
                 raise
+
+    def _given_up(self, error: Exception, patience: float) -> str:
+        frame = getattr(error, "rcvd", None)
+        if frame is not None and frame.code == 1013:
+            return (
+                f"The VLA server at {self.address} takes no more clients ({frame.reason.rstrip('.') or 'too many'}; "
+                f"asked for {patience:g} s): end runs and close() VLAs that are no longer needed, or start another "
+                "server."
+            )
+        return (
+            f"No VLA server is at {self.address} ({_short(error)}; looked for it for {patience:g} s): start it with "
+            "`rlt serve`."
+        )
+
+
+def _shut(websocket: Any, process: int) -> None:
+    """End a connection without a word: the garbage collector calls this in any thread, so it must not wait."""
+    if os.getpid() == process:  # a fork has the same socket, and its parent goes on with it
+        try:
+            websocket.socket.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the other side has ended it
+            pass
 
 
 def _code(frame: Any) -> int | None:

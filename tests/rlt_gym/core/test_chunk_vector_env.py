@@ -246,6 +246,17 @@ def test_bad_arguments(settings, message):
         make(**settings)
 
 
+@pytest.mark.parametrize("bad", [1j, np.nan, np.inf, "x", True, None])
+def test_actions_that_are_no_real_numbers_are_refused(bad):
+    env = make()
+    env.reset()
+    chunk = np.zeros(env.action_space.shape)
+    with pytest.raises(ValueError, match="actions must be finite real numbers, got NaN, inf or another type"):
+        env.step(np.full(chunk.shape, bad))
+    for dtype in (np.float16, np.float64, np.int64, np.uint8):
+        env.step(chunk.astype(dtype))
+
+
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_options_of_others_are_ignored_with_a_warning(num_envs):
     """Minari hands its own ones on to every environment."""

@@ -76,8 +76,40 @@ def test_another_environment_goes_on_where_one_stopped():
     turns = [turn - 1 for turn in first.sequence.turns]
     _, again = other.reset(options={"init_states": "eval", "turns": turns})
     assert again["init_index"].tolist() == infos["init_index"].tolist() == [7, 6]
-    with pytest.raises(ValueError, match="turns must be 2 numbers of 0 or more"):
-        other.reset(options={"turns": [1]})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *[
+            ({"shard": bad}, r"shard must be \(k, n\), integers")
+            for bad in (3, "01", (0, 1.5), (False, 2), (0,), {0: 2})
+        ],
+        *[({"turns": bad}, "turns must be 2 integers of 0 or more") for bad in (3, [1], [0, 1.5], [0, -1], "01")],
+        *[
+            ({"episodes": bad}, "episodes must be one or more pairs .* a task of .0, 1. and a state from 0 to 499")
+            for bad in (3, [3], [(1, 1.5)], [(1.0, 1)], [(1, True)], [(0, 1), (1,)], [(1, 1, 1)], "0", [(2, 0)])
+        ],
+        ({"init_states": ["eval"]}, "init_states must be one of"),
+    ],
+)
+def test_reset_options_of_other_types_are_refused(options, message):
+    """In one line, and nothing has begun."""
+    env = FakeLiberoVectorEnv(2, task_ids=(0, 1), init_states="eval")
+    _, infos = env.reset()
+    with pytest.raises(ValueError, match=message) as caught:
+        env.reset(options=options)
+    assert "\n" not in str(caught.value)
+    assert [episode.init_index for episode in env.episodes] == infos["init_index"].tolist()
+
+
+def test_reset_options_may_be_arrays():
+    env = FakeLiberoVectorEnv(2, task_ids=(0, 1), init_states="eval")
+    _, infos = env.reset(options={"shard": np.array([1, 3]), "turns": np.array([2, 2])})
+    _, lists = env.reset(options={"shard": [np.int64(1), 3], "turns": [2, np.int32(2)]})
+    assert infos["init_index"].tolist() == lists["init_index"].tolist() != [0, 0]
+    _, infos = env.reset(options={"episodes": np.array([(1, 7), (0, 9)])})
+    assert (infos["task_id"].tolist(), infos["init_index"].tolist()) == ([1, 0], [7, 9])
 
 
 @pytest.mark.parametrize("group_size", [0, 1.5, True])

@@ -85,6 +85,27 @@ def test_the_first_closing_of_an_episode_counts(threshold):
         assert rewards[0, 0] == -1.0
 
 
+@pytest.mark.parametrize("signal", ["fingers", "command"])
+@pytest.mark.parametrize("options", [None, {}, {"reset_mask": None}, {"reset_mask": np.ones(2, bool)}])
+def test_a_reset_of_all_forgets_the_grippers_of_all(signal, options):
+    """However it is said: an open gripper costs nothing in a new episode, after a closed one."""
+    env = GripperPenalty(FakeLiberoVectorEnv(2, chunk_length=10, max_episode_steps=99), 1.0, signal)
+    env.reset()
+    play(env, closes_at(0, chunks=1, length=10))
+    env.reset(options=options)
+    _, _, terms = play(env, closes_at(99, chunks=1, length=10))
+    assert not terms["gripper"].any()
+
+
+def test_a_reset_of_one_keeps_the_gripper_of_the_other():
+    env = GripperPenalty(FakeLiberoVectorEnv(2, chunk_length=10, max_episode_steps=99), 1.0, "command")
+    env.reset()
+    play(env, closes_at(0, chunks=1, length=10))
+    env.reset(options={"reset_mask": np.array([True, False])})
+    _, _, terms = play(env, closes_at(99, chunks=1, length=10))
+    assert terms["gripper"][0].any(-1).tolist() == [False, True]
+
+
 def test_fingers_need_time():
     """A command that is taken back at once moves the fingers by a quarter of half their way: no transition."""
     commands = [-1, 1, -1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, 1, 1, 1]

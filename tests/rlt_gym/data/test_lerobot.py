@@ -239,6 +239,16 @@ def test_clear_errors(tmp_path, monkeypatch):
         LeRobotFolder(tmp_path / "two")
 
 
+@pytest.mark.parametrize(("column", "quantity"), [("action", "actions"), ("observation.state", "proprio")])
+def test_numbers_that_are_not_finite_are_noticed(tmp_path, column, quantity):
+    path = write(tmp_path / "set", 2) / "data/chunk-000/episode_000000.parquet"
+    rows = pq.read_table(path).to_pylist()
+    rows[3][column][2] = float("nan")
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    with pytest.raises(ValueError, match=rf"episode_0 of .*set has NaN or infinite values in {column}: record or"):
+        getattr(LeRobotFolder(tmp_path / "set").demos(0)[0], quantity)
+
+
 def test_a_film_that_is_too_short_is_noticed(tmp_path):
     root = write(tmp_path / "set", 2, video=True)
     film(root / "videos/chunk-000/observation.images.image/episode_000000.mp4", [picture(0, 0, False)] * 4)

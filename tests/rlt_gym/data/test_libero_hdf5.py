@@ -10,7 +10,9 @@ from vla_helpers import write_demos
 
 from rlt_gym.core.files import atomic_write
 from rlt_gym.data.demo_set import DemoReader, load_demo_set, resize_frames
-from rlt_gym.data.libero_hdf5 import DemoFile, DemoWriter
+from rlt_gym.data.libero_hdf5 import DemoFile, DemoWriter, expand_paths
+from rlt_gym.rl_token.encode_demos import EncodeDemosConfig, encode_demos
+from rlt_gym.testing import FakeVLA
 
 
 def test_atomic_write_keeps_the_old_file_on_error(tmp_path):
@@ -93,6 +95,67 @@ def test_resize_is_an_average():
         resize_frames(frames, 3)
 
 
+def set_array(name, change):
+    """Put another array into the second of the demonstrations, or none."""
+
+    def edit(demo):
+        before = demo[name][:]
+        del demo[name]
+        if change is not None:
+            demo[name] = change(before)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (set_array("obs/agentview_rgb", lambda a: a[:-1]), "has 7 rows of obs/agentview_rgb for 8 actions"),
+        (set_array("obs/eye_in_hand_rgb", lambda a: a[[*range(8), 7]]), "has 9 rows of obs/eye_in_hand_rgb for 8"),
+        (set_array("actions", lambda a: a[:5]), r"has 8 rows of (obs/ee_states|object_positions) for 5 actions"),
+        (set_array("obs/ee_states", lambda a: a[:5]), "has 5 rows of obs/ee_states for 8 actions"),
+        (set_array("object_positions", lambda a: a[:5]), "has 5 rows of object_positions for 8 actions"),
+        (set_array("actions", lambda a: a * np.nan), "has NaN or infinite values in actions"),
+        (set_array("obs/gripper_states", lambda a: a + np.inf), "has NaN or infinite values in obs/gripper_states"),
+        (set_array("obs/eye_in_hand_rgb", None), "has no array obs/eye_in_hand_rgb"),
+        (set_array("obs/ee_states", None), "has no array obs/ee_states"),
+        (set_array("actions", None), "has no array actions"),
+        (set_array("actions", lambda a: 3.0), "has no array actions"),
+    ],
+)  # fmt: skip
+def test_arrays_that_do_not_fit_together_are_refused(tmp_path, edit, says):
+    """By all who read them: they would shift the rows of the demonstrations behind, or fail without saying where."""
+    path = write_demos(tmp_path / "a.hdf5", "a", demos=3, length=8, size=16)
+    load_demo_set(path, 8)
+    with h5py.File(path, "r+") as file:
+        edit(file["data/demo_1"])
+    transitions = EncodeDemosConfig([str(path)], str(tmp_path / "o.safetensors"), rl_token="mean", progress=False)
+    for read in (lambda: load_demo_set(path, 8), lambda: encode_demos(transitions, FakeVLA())):
+        with pytest.raises(ValueError, match=says) as caught:
+            read()
+        assert str(caught.value).startswith(f"demo_1 of {path} ") and "\n" not in str(caught.value)
+    if "rgb" in says and "no array" not in says:
+        with pytest.raises(ValueError, match=says):
+            _ = DemoReader(path).rows
+
+
+def test_a_file_without_pictures_is_refused(tmp_path):
+    path = write_demos(tmp_path / "a.hdf5", "a", demos=1)
+    with h5py.File(path, "r+") as file:
+        del file["data/demo_0/obs"]
+    with pytest.raises(ValueError, match=r"demo_0 of .*a.hdf5 has no pictures, arrays obs/CAMERA_rgb: collect or copy"):
+        _ = DemoReader(path).edge
+
+
+def test_what_exists_is_no_pattern(tmp_path):
+    """A folder with brackets, its file, and a pattern inside it; a pattern beside it still is one."""
+    path = write_demos(tmp_path / "run[1]" / "a.hdf5", "a", demos=1)
+    other = write_demos(tmp_path / "run1" / "a.hdf5", "a", demos=1)
+    assert expand_paths(path.parent) == expand_paths(path) == expand_paths([path, path.parent]) == [path]
+    assert expand_paths(tmp_path / "run[[]1]" / "*.hdf5") == [path]
+    assert expand_paths(tmp_path / "run[12]" / "*.hdf5") == [other]
+
+
 def test_errors_name_the_file(tmp_path):
     with pytest.raises(ValueError, match="matches"):
         load_demo_set(tmp_path / "none*.hdf5")
@@ -115,9 +178,14 @@ def test_labels_of_rollouts(tmp_path):
         writer.add(**rows)
         with pytest.raises(ValueError, match=r"intervention has shape \(4,\); it must be finite with shape \(5,\)"):
             writer.add(**rows, intervention=taken[:4])
+        for shape in ((5, 3), (4, 2, 3), (5, 2, 2), (5, 1, 3, 1)):
+            with pytest.raises(ValueError, match=r"object_positions is \(.*\); it must be \(5, n_obj, 3\)"):
+                writer.add(**rows, object_positions=np.zeros(shape))
+        assert writer.add(**rows, object_positions=np.zeros((5, 2, 3))) == "demo_2", "those were not added"
     with DemoFile(tmp_path / "a.hdf5") as file:
+        assert len(file) == 3
         assert file[0].intervention.tolist() == taken.tolist() and file[1].intervention is None
     reader = DemoReader(tmp_path / "a.hdf5", stride=2, successes_only=False)
-    assert reader.rows.intervention.tolist() == [False, False, True, False, False, False]
-    assert reader.rows.success.tolist() == [False] * 3 + [True] * 3 and reader.failures == 1
-    assert DemoReader(tmp_path / "a.hdf5").rows.intervention.tolist() == [False] * 5
+    assert reader.rows.intervention.tolist() == [False, False, True] + [False] * 6
+    assert reader.rows.success.tolist() == [False] * 3 + [True] * 6 and reader.failures == 1
+    assert DemoReader(tmp_path / "a.hdf5").rows.intervention.tolist() == [False] * 10

@@ -121,6 +121,20 @@ def test_a_worker_that_dies_is_replaced(env):
 
 
 @pytest.mark.parametrize(
+    "task_ids", [[True], [1.0], 3, "1", ["1"], [[1]], [], [1, 1], [1, np.int64(1)], [-1], [10], {1: 2}, np.array(3)]
+)
+def test_task_ids_of_other_types_are_refused(task_ids):
+    with pytest.raises(ValueError, match=r"task_ids must be different integers 0\.\.9 of MT10, got ") as caught:
+        tasks.get_tasks("MT10", task_ids)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("task_ids", [[2, 0], (2, 0), range(2, -1, -2), np.array([2, 0]), [np.int32(2), 0]])
+def test_task_ids_of_any_list(task_ids):
+    assert [(type(task.task_id), task.task_id) for task in tasks.get_tasks("MT10", task_ids)] == [(int, 2), (int, 0)]
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"suite": "MT1"}, "Unknown Meta-World suite 'MT1'. Available: MT10, MT50"),

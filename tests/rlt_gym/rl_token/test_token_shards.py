@@ -128,6 +128,66 @@ def test_a_killed_writer_goes_on_bit_for_bit(config, tmp_path):
     assert files(again.output) == expected
 
 
+KILLED_BESIDE_THE_VLA = """
+import os, signal, sys
+from rlt_gym.rl_token import token_shards
+from rlt_gym.rl_token.encode_tokens import EncodeTokensConfig, encode_tokens
+from rlt_gym.testing import FakeVLA
+
+def die(*unused):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def in_a_shard(data, path, **more):
+    path.write_bytes(b"half of it")
+    die()
+
+def in_the_rows(path):
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(b"half of it")
+        die()
+
+atomic_write = token_shards.atomic_write
+deaths = {"rows": ("atomic_write", in_the_rows), "index": ("write_json", die), "shard": ("save_file", in_a_shard)}
+for place, (name, function) in deaths.items():
+    config = EncodeTokensConfig(
+        [sys.argv[1]], sys.argv[2] + place, frame_stride=1, picture_size=8, rows_per_shard=8, batch_size=4,
+        progress=False,
+    )
+    child = os.fork()
+    if not child:
+        setattr(token_shards, name, function)
+        encode_tokens(config, FakeVLA())
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+"""
+
+
+def test_a_writer_that_was_killed_in_any_file_goes_on_and_cleans_up(config, tmp_path):
+    """While it wrote rows, between rows and index, and while it wrote a shard."""
+    encode_tokens(config, FakeVLA())
+    code = f"import sys; sys.path[:0] = {sys.path!r}\n{KILLED_BESIDE_THE_VLA}"
+    subprocess.run([sys.executable, "-c", code, config.demos[0], str(tmp_path / "killed-")], timeout=300, check=True)
+    for place, left in (("rows", ".rows"), ("index", "rows.safetensors"), ("shard", ".tokens-00000")):
+        again = replace(config, output=str(tmp_path / f"killed-{place}"))
+        assert any(name.startswith(left) for name in os.listdir(again.output)), place
+        assert (Path(again.output) / "index.json").exists() == (place == "shard")
+        encode_tokens(again, FakeVLA())
+        assert files(again.output) == files(config.output), place
+
+
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, lambda path: path.write_bytes(b""), lambda path: os.truncate(path, 99)]
+)
+def test_the_same_command_again_mends_the_rows(config, damage):
+    encode_tokens(config, FakeVLA())
+    expected = files(config.output)
+    damage(Path(config.output) / "rows.safetensors")
+    with pytest.raises(ValueError, match=r"rows.safetensors is missing or damaged .* command again, which writes it"):
+        TokenShards(config.output)
+    vla = FakeVLA()
+    encode_tokens(config, vla)
+    assert files(config.output) == expected and not vla.calls
+
+
 def test_the_same_command_again_mends_what_is_damaged(config):
     encode_tokens(config, FakeVLA())
     expected = files(config.output)
@@ -214,6 +274,9 @@ def test_errors(config, tmp_path, capsys):
         TokenShards(tmp_path / "none")
     with pytest.raises(ValueError, match="demos is not empty and holds no tokens: choose another output"):
         encode_tokens(replace(config, output=config.demos[0]), FakeVLA())
+    (tmp_path / "other" / ".hidden").mkdir(parents=True)
+    with pytest.raises(ValueError, match="other is not empty and holds no tokens"):
+        encode_tokens(replace(config, output=str(tmp_path / "other")), FakeVLA())
     for change, message in (
         ({"dtype": "int8"}, "dtype is 'int8'; it must be one of float16, bfloat16, float32"),
         ({"rows_per_shard": 0}, "rows_per_shard is 0; it must be at least 1"),
@@ -221,13 +284,12 @@ def test_errors(config, tmp_path, capsys):
         with pytest.raises(ValueError, match=message):
             replace(config, **change)
     encode_tokens(config, FakeVLA())
-    for name, content in (("index.json", b"{}"), ("rows.safetensors", b"")):
-        path = Path(config.output) / name
-        before = path.read_bytes()
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=f"{name} cannot be read .*: encode the tokens again"):
-            TokenShards(config.output)
-        path.write_bytes(before)
+    path = Path(config.output) / "index.json"
+    before = path.read_bytes()
+    path.write_bytes(b"{}")
+    with pytest.raises(ValueError, match=r"index.json cannot be read .*: encode the tokens again, into another folder"):
+        TokenShards(config.output)
+    path.write_bytes(before)
     save_file({"tokens": torch.zeros(1)}, Path(config.output) / "tokens-00000.safetensors")
     with pytest.raises(ValueError, match="belongs to other tokens"):
         TokenShards(config.output)

@@ -1,5 +1,7 @@
 """A VLA over the wire is the VLA: same outputs, same name; a lost server is looked for, and given up with one line."""
 
+import gc
+import os
 import pickle
 import sys
 import threading
@@ -17,7 +19,9 @@ from other_servers import Other, plain_openpi
 from vla_helpers import observations, tiny_vla
 
 from rlt_gym.rl_token.io import load_rl_token
-from rlt_gym.testing import FakeVLA
+from rlt_gym.rl_token.make import make_rl_token_vec
+from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
+from rlt_gym.testing.envs import FAKE_ROBOT
 from rlt_gym.vla import load_vla
 from rlt_gym.vla.base import FrozenVLA, VLASpec, VLAUnavailableError
 from rlt_gym.vla.conformance import check_vla
@@ -281,6 +285,61 @@ def test_a_copy_has_a_connection_of_its_own():
         copy.forward(observations(2, size=16), TASKS[:2])
 
 
+def until(condition, seconds=10.0):
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_an_environment_that_nobody_has_any_more_ends_its_connection():
+    """More of them, one after the other, than the server takes at a time."""
+    with PolicyServer(VLAService(FakeVLA()), port=0, max_clients=2) as server:
+        before = threading.active_count()
+        for _ in range(4):
+            env = make_rl_token_vec(
+                lambda loaded, **raw: FakeLiberoVectorEnv(1, **raw), FAKE_ROBOT, vla=f"rlt://127.0.0.1:{server.port}",
+                rl_token="mean", vla_kwargs={"wait": 5.0},
+            )  # fmt: skip
+            env.reset()
+            env.close()
+            del env
+            gc.collect()
+        assert until(lambda: not server._connections) and until(lambda: threading.active_count() <= before)
+
+
+def test_a_fork_does_not_end_the_connection_of_its_parent():
+    obs = observations(2, size=16)
+    with server_of(FakeVLA()) as server:
+        remote = RemoteVLA(port=server.port, patience=0.0)
+        child = os.fork()
+        if not child:
+            try:
+                del remote
+                gc.collect()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        (connection,) = server._connections
+        remote.forward(obs, TASKS[:2])
+        assert server._connections == {connection}
+
+
+def test_too_many_clients_are_told_so():
+    """Not that there is no server; once one has left, the next may come."""
+    with PolicyServer(VLAService(FakeVLA()), port=0, max_clients=1) as server:
+        first = RemoteVLA(port=server.port)
+        with pytest.raises(
+            VLAUnavailableError,
+            match=r"takes no more clients \(There are 1 clients already; asked for 0.2 s\): .*or start another server",
+        ) as caught:
+            RemoteVLA(port=server.port, wait=0.2)
+        assert "\n" not in str(caught.value)
+        first.close()
+        RemoteVLA(port=server.port, wait=5.0).forward(observations(2, size=16), TASKS[:2])
+
+
 @pytest.mark.parametrize(
     "name", ["rlt:", "rlt://", "rlt:host", "rlt://host:port", "rlt://host:8765/path", "rlt://a@b:1"]
 )
@@ -387,5 +446,7 @@ def test_a_plain_openpi_server_has_no_rl_token(rl_token):
     ],
 )
 def test_openpi_servers_without_actions(reply, says):
-    with Other(pack({}), lambda request: pack(reply)) as server, pytest.raises(ValueError, match=says):
-        OpenPIVLA(port=server.port)
+    with Other(pack({}), lambda request: pack(reply)) as server:
+        with pytest.raises(ValueError, match=says) as caught:  # its traceback keeps the VLA
+            OpenPIVLA(port=server.port)
+        assert until(lambda: not server.talking), f"the connection is still there after {caught.value}"
