@@ -25,7 +25,7 @@ from rlt_sb3.experiment.context import Run
 from rlt_sb3.experiment.environment import check_device, make_env, make_training_env, set_deterministic, set_threads
 from rlt_sb3.experiment.frozen_vla import NAME, check_vla_of, check_weights_of
 from rlt_sb3.experiment.interrupt import Interrupt
-from rlt_sb3.experiment.models import as_predictor, in_env, load_model, resolve_settings
+from rlt_sb3.experiment.models import as_predictor, check_names, in_env, load_model, resolve_settings
 from rlt_sb3.experiment.practice import lowest_point, milestones, training_minutes
 from rlt_sb3.experiment.progress import Progress
 from rlt_sb3.experiment.run_dir import RunDir
@@ -91,6 +91,8 @@ def train(config: TrainConfig) -> TrainResult:
         import_wandb()
     folder, checkpoint, data = _resumed(config)
     if folder is None:  # a run that was begun goes on
+        for name, section in config.algorithms.items():
+            check_names(name, section)
         check_token(config.env, config.accept_poor_token)
         check_vla_of(config)
     set_threads(config.torch_threads, device)

@@ -169,6 +169,28 @@ def test_values_of_the_algorithm(tmp_path, capsys, monkeypatch, name, section, m
     assert not (tmp_path / "runs").exists()
 
 
+def test_names_in_sections_of_other_algorithms(tmp_path, capsys, monkeypatch):
+    """A run with TQC in the same file would meet them much later."""
+
+    def started(*args, **kwargs):
+        raise AssertionError("simulators were started")
+
+    monkeypatch.setattr("rlt_sb3.experiment.train.make_training_env", started)
+    out = ["--out", str(tmp_path / "runs")]
+    for given, message in (
+        (["--tqc.foo", "1"], "rlt train: Unknown TQC setting 'foo'. Valid settings: learning_rate, "),
+        (
+            ["--tqc.policy_kwargs.typo", "1"],
+            "rlt train: Unknown TQC setting 'policy_kwargs.typo'. Valid settings: net_arch",
+        ),
+        (["--algorithm", "tqc", "--rlt.bc_coeff", "1"], "rlt train: Unknown RLT setting 'bc_coeff'. Valid settings: "),
+    ):
+        assert refused(capsys, "train", *given, *out).startswith(message)
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(AssertionError, match="simulators were started"):
+        main(["train", *out, "--tqc.gamma", "0.9", "--tqc.policy_kwargs.net_arch", "[8]"])
+
+
 CASES = [("rlt", name) for name in shipped_configs()] + [("tqc", None)]
 
 
