@@ -16,6 +16,7 @@ from rlt_gym.vla.base import VLAUnavailableError
 from rlt_sb3.common.errors import RunError
 from rlt_sb3.common.fingerprint import check_run
 from rlt_sb3.evaluation.compare import Comparison, compare
+from rlt_sb3.evaluation.evaluate import check_n_states
 from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
 from rlt_sb3.experiment.checkpoints import Checkpoint, find_checkpoint, later_checkpoints, resumable_checkpoints
@@ -123,6 +124,9 @@ def _train(
             elif config.evaluation.num_envs is not None:
                 more = replace(config.env, num_envs=config.evaluation.num_envs)
                 eval_env = make_env(more, "eval", config.seed, like=env)
+            # before there is a folder, which would be left with nothing in it
+            check_n_states(eval_env, "eval", config.evaluation.n_states, "evaluation.n_states")
+            check_n_states(eval_env, "selection", config.evaluation.selection_states, "evaluation.selection_states")
             files = RunDir.create(Path(config.out) / config.name) if folder is None else RunDir(folder)
             run = Run(config, env, eval_env, files, progress, interrupt, data, collectors)
             save_config(config, files.path / "config.yaml")
