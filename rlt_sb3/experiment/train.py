@@ -88,6 +88,7 @@ def train(config: TrainConfig) -> TrainResult:
     device = get_algorithm(config.algorithm).device(config.settings)
     check_device(device)
     resolve_settings(config.algorithm, config.model_settings)
+    _check_budget(config)
     if config.wandb is not None:
         import_wandb()
     folder, checkpoint, data = _resumed(config)
@@ -104,6 +105,22 @@ def train(config: TrainConfig) -> TrainResult:
     print(summary(read_evaluations(result.run)))
     print(f"\nEverything is in {result.run}; open {result.run / 'report.html'}")
     return result
+
+
+def _check_budget(config: TrainConfig) -> None:
+    """
+    Refuse a budget that ends in the warm-up. ``TrainConfig.check`` cannot: the defaults are in classes that need torch.
+
+    :raises ValueError: names both settings
+    """
+    algorithm = get_algorithm(config.algorithm)
+    known = {setting.name: setting.default for setting in algorithm.settings()}
+    starts = (known | algorithm.defaults(1, 1) | config.settings).get("learning_starts", 0)
+    if config.total_chunks <= starts:
+        raise ValueError(
+            f"total_chunks ({config.total_chunks:,}) must exceed {config.algorithm}.learning_starts ({starts:,}): the "
+            "VLA would play the whole budget, and nothing would be learned. Raise the one or lower the other."
+        )
 
 
 def _train(

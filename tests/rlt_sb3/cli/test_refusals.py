@@ -191,6 +191,38 @@ def test_names_in_sections_of_other_algorithms(tmp_path, capsys, monkeypatch):
         main(["train", *out, "--tqc.gamma", "0.9", "--tqc.policy_kwargs.net_arch", "[8]"])
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            ["--config", "demo", "--rlt.learning_starts", "5000"],
+            r"\(3,600\) must exceed rlt\.learning_starts \(5,000\): ",
+        ),
+        (["--config", "demo", "--total_chunks", "200"], r"\(200\) must exceed rlt\.learning_starts \(200\): the VLA "),
+        (
+            ["--algorithm", "tqc", "--total_chunks", "500"],
+            r"\(500\) must exceed tqc\.learning_starts \(500\): the VLA ",
+        ),
+    ],
+)
+def test_a_budget_that_ends_in_the_warm_up(tmp_path, capsys, given, message):
+    """Learning begins after the last chunk of the warm-up."""
+    assert re.search(f"total_chunks {message}", refused(capsys, "train", *given, "--out", str(tmp_path / "runs")))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("given", [["--total_chunks", "201"], ["--algorithm", "ppo", "--total_chunks", "1"]])
+def test_a_budget_beyond_the_warm_up(tmp_path, monkeypatch, given):
+    """PPO has none."""
+
+    def started(*args, **kwargs):
+        raise AssertionError("simulators were started")
+
+    monkeypatch.setattr("rlt_sb3.experiment.train.make_training_env", started)
+    with pytest.raises(AssertionError, match="simulators were started"):
+        main(["train", *given, "--out", str(tmp_path)])
+
+
 CASES = [("rlt", name) for name in shipped_configs()] + [("tqc", None)]
 
 
