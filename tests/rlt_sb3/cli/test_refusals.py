@@ -33,7 +33,13 @@ def refused(capsys, *args: str) -> str:
         ("rlt:\n\tgamma: 0.9\n", r"c\.yaml cannot be read as YAML: .*'\\t'.* line 2, column 1"),
         ("rlt: {bc_coef: [\n", r"c\.yaml cannot be read as YAML: .* line 2, column 1"),
         ("- a\n- b\n", r"c\.yaml must hold settings, .* it holds a list"),
-        ("nonsense: 3\n", r"'nonsense' is not accepted \(rlt train --help\)"),
+        ("nonsense: 3\n", r"c\.yaml: unknown setting 'nonsense' \(--help lists all\)\.$"),
+        ("suite: x\n", r"c\.yaml: unknown setting 'suite'; did you mean env\.suite\? \("),
+        ("env: {taskids: [1]}\n", r"c\.yaml: unknown setting 'env\.taskids'; did you mean env\.task_ids\? \("),
+        ("taskids: [1]\n", r"c\.yaml: unknown setting 'taskids'; did you mean env\.task_ids\? \("),
+        ("num_envs: 3\n", r"'num_envs'; did you mean env\.num_envs or evaluation\.num_envs\? \("),
+        ("tcq: {gamma: 0.9}\n", r"unknown setting 'tcq'"),
+        ("1: 3\n", r"c\.yaml: unknown setting '1' \("),
         ("env: {num_envs: many}\n", r"train: env\.num_envs must be of type int, got many\. \("),
         ("rlt: 5\n", r"train: rlt must be of type dict, got 5\. \("),
         ("env: 3\n", r"c\.yaml: env must hold settings, 'env: \{name: value\}', got 3\."),
@@ -71,6 +77,26 @@ def test_arguments(capsys):
     assert "unrecognized arguments: --total_chunk" in refused(capsys, "train", "--total_chunk", "3")
     assert "required: run" in refused(capsys, "report")
     assert "Give one of a run (rlt eval RUN), --vla NAME and --merge FILES, got none" in refused(capsys, "eval")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("eval RUN --modle best", "--modle best; did you mean --model? (rlt eval --help)"),
+        ("eval --vla mini --suits libero_goal", "--suits=libero_goal; did you mean --suites? ("),
+        ("train --confg demo", "--confg demo; did you mean --config? (rlt train --help)"),
+        ("train --env.taskids 1", "--env.taskids 1; did you mean --env.task_ids? ("),
+        ("train --suite libero_goal", "--suite libero_goal; did you mean --env.suite? ("),
+        ("train --tcq.gamma 1", "--tcq.gamma 1; did you mean --tqc.gamma? ("),
+        ("train demo", "demo; did you mean --config demo? ("),
+        ("train nothing", "nothing (rlt train --help)"),
+        ("train --nothing 1", "--nothing 1 (rlt train --help)"),
+        ("eval RUN again", "again (rlt eval --help)"),
+    ],
+)
+def test_words_that_are_not_known(capsys, words, message):
+    command = words.split()
+    assert refused(capsys, *command).startswith(f"rlt {command[0]}: unrecognized arguments: {message}")
 
 
 SCHEDULE = r"float \| schedule \(\{start: 20, end: 5, end_fraction: 0.5\}\)"
