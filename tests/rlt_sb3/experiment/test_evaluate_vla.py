@@ -86,6 +86,23 @@ def test_numbers_and_files(fake, capsys):
     assert "mean of suites" in out and "6/10 (60%" in out
 
 
+def test_what_will_be_played_is_said_first(fake, monkeypatch, capsys):
+    """A user who did not choose gets 2,000 episodes."""
+    stopping(monkeypatch, after=1)
+    plays = "rlt_gym.testing:FakeVLA plays "
+    choose = ". --suites, --tasks and --episodes choose others; rlt list says what a shipped VLA has learned."
+    four = "libero_spatial, libero_object, libero_goal, libero_10: 4 suites, 40 tasks, 2,000 episodes"
+    assert main([*FAKE, "--out", "all.json"]) == 130
+    assert capsys.readouterr().out.splitlines()[0] == plays + four + choose
+    one = [*FAKE, "--suites", "libero_goal", "--tasks", "1", "--episodes", "4", "--num-envs", "1", "--out", "one.json"]
+    stopping(monkeypatch, after=5)
+    assert main(one) == 130
+    assert capsys.readouterr().out.splitlines()[0] == f"{plays}libero_goal: 1 suite, 1 task, 4 episodes{choose}"
+    assert main(one) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == f"{plays}libero_goal: 1 suite, 1 task, 3 of 4 episodes left{choose}"
+
+
 def test_interrupted_and_resumed_is_the_uninterrupted_one(fake, monkeypatch, capsys):
     command = [*FAKE, *GOAL, "--episodes", "4", "--num-envs", "2", "--vla_kwargs.stochastic", "true"]
     assert main([*command, "--out", "whole.json"]) == 0
