@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import time
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mujoco
 import numba
 import numpy as np
 
-from rlt_gym.libero.worker.simulator import SETTLE_STEPS, LiberoSimulator
+if TYPE_CHECKING:  # this import asks for folders unless prepare_libero was called, which whoever makes a simulator does
+    from rlt_gym.libero.worker.simulator import LiberoSimulator
 
 _clock_gettime = ctypes.CDLL(None).clock_gettime
 _clock_gettime.argtypes, _clock_gettime.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_int
@@ -74,6 +76,8 @@ def time_parts(simulator: LiberoSimulator, chunks: np.ndarray) -> dict[str, floa
         of the scene to draw, and its display lists), ``draw`` (OpenGL); ``rest``. ``reset`` (ms) is an episode's
         beginning with its ten settling steps, without pictures. ``contacts`` is their mean number.
     """
+    from rlt_gym.libero.worker.simulator import SETTLE_STEPS
+
     steps = chunks.shape[0] * chunks.shape[1]
     simulator.reset("eval", 0)
     _play(simulator, chunks[:1], True)
@@ -124,3 +128,9 @@ def time_parts(simulator: LiberoSimulator, chunks: np.ndarray) -> dict[str, floa
         "contacts": float(np.mean(contacts)),
         f"reset_and_{SETTLE_STEPS}_steps": reset,
     }
+
+
+if __name__ == "__main__":  # it has no command of its own
+    argparse.ArgumentParser(
+        description=__doc__, epilog="python benchmarks/stock_libero.py --parts where prints what it measures."
+    ).parse_args()

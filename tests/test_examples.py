@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -60,6 +61,24 @@ def test_example(path, tmp_path):
     for line, pattern in zip(printed, lines, strict=True):
         assert re.fullmatch(pattern, line), line
     assert sorted(file.name for file in tmp_path.iterdir()) == files
+
+
+@pytest.mark.parametrize(("more", "passed"), [([], {}), (["--learning-starts", "20"], {"learning_starts": 20})])
+def test_the_example_trains_with_the_defaults_unless_told(monkeypatch, more, passed):
+    """They are the recipe of the demo."""
+
+    class Made(Exception):
+        pass
+
+    def made(policy, venv, **settings):
+        venv.close()
+        raise Made(settings)
+
+    monkeypatch.setattr("rlt_sb3.RLT", made)
+    monkeypatch.setattr(sys, "argv", ["train_rlt.py", "--env", "toy_env:ToyRLToken-v0", "--states", "1", *more])
+    with pytest.raises(Made) as found:
+        runpy.run_path(str(ROOT / "examples" / "train_rlt.py"), run_name="__main__")
+    assert found.value.args == ({"seed": 0, "device": "cpu"} | passed,)
 
 
 def parsed(line):

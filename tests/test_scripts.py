@@ -1,7 +1,10 @@
-"""The scripts that make README's picture and table from runs."""
+"""The scripts that make README's picture and table from runs; the help of a part of a benchmark."""
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,3 +88,14 @@ def test_table_goes_between_the_marks_and_nowhere_else():
     assert results.put("new\n", readme) == before + results.MARKS[0] + "new\n" + results.MARKS[1] + after
     with pytest.raises(ValueError, match="one pair of"):
         results.put("new\n", "no marks")
+
+
+def test_help_of_a_part_of_a_benchmark_asks_nothing(tmp_path):
+    """LIBERO asks for its folders when it is imported before it has any."""
+    script = ROOT / "benchmarks" / "simulator_parts.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        env=os.environ | {"LIBERO_CONFIG_PATH": str(tmp_path)}, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.startswith("usage: simulator_parts.py"), done.stderr
+    assert "stock_libero.py --parts where" in " ".join(done.stdout.split()) and list(tmp_path.iterdir()) == []

@@ -226,8 +226,10 @@ def run(
         for stream in (1, 2):
             os.dup2(log_fd, stream)
         faulthandler.enable()  # a crash in the simulator or in GL says where
-        # Ctrl-C reaches the whole process group; the owner decides what happens to the workers.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Ctrl-C, and SIGTERM of a batch scheduler, reach the whole process group; the owner decides what happens to the
+        # workers, and they do not outlive it (rlt_gym.workers.watchdog).
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         watch(lifeline_fd, owner)
         pictures = SharedPictures(pictures_fd, settings["pictures"], settings["frame_size"], slots)
         serve(Channel(socket.socket(fileno=channel_fd)), pictures, settings, simulators)

@@ -145,7 +145,8 @@ def main(argument: str) -> None:
     :param argument: ``control_fd`` and ``owner`` as JSON.
     """
     arguments = json.loads(argument)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # as for its workers
+        signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=arguments["control_fd"])
     try:
         Zygote(control, arguments["owner"]).serve()

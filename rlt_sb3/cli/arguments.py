@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import re
 from collections.abc import Collection, Sequence
@@ -70,7 +71,7 @@ def read_words(args: Sequence[str], config_class: Any, sections: Collection[str]
         files.insert(0, _config_of_run(found.resume))
         rest += ["--resume", found.resume]
     for name in files:
-        check_config_file(name, [key for key, hint in get_type_hints(config_class).items() if is_dataclass(hint)])
+        check_config_file(name, config_class, sections)
     settings, nested = _take_nested(sections, normalize(config_class, rest))
     return Words(files, settings, nested)
 
@@ -83,13 +84,15 @@ def _config_of_run(name: str) -> str:
     raise ValueError(f"There is nothing to resume in {path}: --resume takes the folder of an interrupted run.")
 
 
-def check_config_file(name: str, sections: Collection[str] = ()) -> None:
+def check_config_file(name: str, config_class: Any, sections: Collection[str] = ()) -> None:
     """
-    Name the file that cannot be read; the parser does not.
+    Name the file that cannot be read, or the setting in it that does not exist; the parser does not name the file.
 
     :param name: path of a YAML file
-    :param sections: settings that hold settings
-    :raises ValueError: if it is missing, a folder, unreadable, not YAML, not a mapping, or if a section is not one
+    :param config_class: the command's dataclass of settings
+    :param sections: names of algorithms, where the command is ``train``
+    :raises ValueError: if it is missing, a folder, unreadable, not YAML, not a mapping, if a section is not one, or for
+        an unknown setting
     """
     import yaml
 
@@ -106,26 +109,85 @@ def check_config_file(name: str, sections: Collection[str] = ()) -> None:
         raise ValueError(f"{name} cannot be read as YAML: {' '.join(str(error).split())}.") from error
     if data is not None and not isinstance(data, dict):
         raise ValueError(f"{name} must hold settings, 'name: value' in each line; it holds a {type(data).__name__}.")
-    for key in sections:
-        if data and key in data and not isinstance(data[key], dict):
-            raise ValueError(f"{name}: {key} must hold settings, '{key}: {{name: value}}', got {data[key]!r}.")
+    groups = [key for key, hint in get_type_hints(config_class).items() if is_dataclass(hint)]
+    known = setting_names(config_class, sections)
+    for key, value in (data or {}).items():
+        if key in groups and not isinstance(value, dict):
+            raise ValueError(f"{name}: {key} must hold settings, '{key}: {{name: value}}', got {value!r}.")
+        for given in [f"{key}.{inner}" for inner in value] if key in groups else [str(key)]:
+            if given not in known and given.partition(".")[0] not in sections:
+                raise ValueError(f"{name}: unknown setting {given!r}{did_you_mean(given, known)} (--help lists all).")
 
 
-def plain_error(message: str, config_class: Any) -> str:
+def setting_names(config_class: Any, sections: Collection[str] = (), prefix: str = "") -> list[str]:
+    """
+    List the settings of a command.
+
+    :param config_class: the command's dataclass of settings
+    :param sections: names of algorithms, where the command is ``train``; they stand for ``algorithms``
+    :param prefix: put before each name
+    :return: the names, "env" and "env.task_ids" for settings inside another one
+    """
+    names, hints = list(sections), get_type_hints(config_class)
+    for entry in fields(config_class):
+        if not (sections and entry.name == "algorithms"):
+            names.append(prefix + entry.name)
+        if is_dataclass(hints[entry.name]):
+            names += setting_names(hints[entry.name], (), f"{prefix}{entry.name}.")
+    return names
+
+
+def did_you_mean(given: str, known: Collection[str], dashes: str = "") -> str:
+    """
+    Suggest names for a misspelled or misplaced one.
+
+    :param given: what was written
+    :param known: the names that there are
+    :param dashes: put before each suggestion
+    :return: "; did you mean env.task_ids?", or "" if nothing is like it
+    """
+    head, _, last = given.rpartition(".")
+    found = [name for name in known if name.rpartition(".")[2] == last]  # in another section
+    found = found or difflib.get_close_matches(given, known, 1, 0.75)
+    if not found and head:  # a setting of an algorithm, whose names are not known here
+        found = [f"{name}.{last}" for name in difflib.get_close_matches(head, known, 1, 0.6)]
+    if not found:
+        found = [name for name in known if difflib.get_close_matches(last, [name.rpartition(".")[2]], 1, 0.75)]
+    return f"; did you mean {' or '.join(dashes + name for name in found)}?" if found else ""
+
+
+def plain_error(message: str, config_class: Any, sections: Collection[str] = ()) -> str:
     """
     Shorten an error message of the parser.
 
     :param message: the parser's, which lists each type that it has tried
     :param config_class: the command's dataclass of settings
-    :return: setting, type and value in one sentence; another message as it is, in one line
+    :param sections: names of algorithms, where the command is ``train``
+    :return: setting, type and value in one sentence; words that it does not know, with names like the first one;
+        another message as it is, in one line
     """
     message = " ".join(message.split())
+    unknown = re.match(r"unrecognized arguments: ([^\s=]+)", message)
+    if unknown is not None:
+        return message + _instead_of(unknown[1], config_class, sections)
     found = re.match(r'Parser key "([\w.]+)": .*(?:Got|Given) value: (.*)$', message)
     if found is None:
         return message
     name, value = found.groups()
     allowed = type_name(_types(config_class).get(name, dict))
     return f"{name} must be of type {allowed}, got {value}." if allowed else message
+
+
+def _instead_of(word: str, config_class: Any, sections: Collection[str]) -> str:
+    """Suggest what was meant by the first word that the parser does not know."""
+    if word.startswith("--"):
+        return did_you_mean(word[2:], ["config", *setting_names(config_class, sections)], "--")
+    if not hasattr(config_class, "configs"):
+        return ""
+    from rlt_sb3.experiment.config import shipped_configs
+
+    is_file = Path(word).is_file() or word in shipped_configs(config_class.configs)
+    return f"; did you mean --config {word}?" if is_file else ""
 
 
 def normalize(config_class: Any, args: Sequence[str]) -> list[str]:

@@ -160,7 +160,8 @@ def parse(command: str, args: Sequence[str]) -> Any:
     class Parser(ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
             # one line, as for all other errors: the usage is longer than a screen
-            print(f"rlt {command}: {plain_error(message, config_class)} (rlt {command} --help)", file=sys.stderr)
+            plain = plain_error(message, config_class, sections)
+            print(f"rlt {command}: {plain} (rlt {command} --help)", file=sys.stderr)
             raise SystemExit(2) from ex
 
         def print_help(self, file: Any = None) -> None:

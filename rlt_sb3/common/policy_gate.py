@@ -62,7 +62,7 @@ class PolicyGate:
     :meth:`restart` when environments are reset from outside. Its policy is a :class:`GatedPolicy`.
 
     :param share: share of the episodes that may be noise-free, in (0, 1]; the others are played with noise. Half of it
-        while :attr:`gives_way`
+        during the opening of the search for an offset
     :param window: trials of the screening; the baseline has four times as many, the confirmation twice
     :param level: significance level of each test, in (0, 1): how often, at most, one copy that is only as good as the
         VLA passes a test

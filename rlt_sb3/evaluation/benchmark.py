@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlt_sb3.common.errors import RunError
 from rlt_sb3.evaluation.results import Evaluation, StateResult
-from rlt_sb3.evaluation.shards import MergeError
+from rlt_sb3.evaluation.shards import MergeError, read_json
 
 #: First entry of the files, by which they are recognized.
 KIND = "evaluation of a policy on suites"
@@ -179,15 +178,18 @@ def read(path: Path) -> BenchmarkResult:
 
     :param path: the file
     :return: the evaluation
-    :raises RunError: if it cannot be read, or is another file
+    :raises FileNotFoundError: if there is none
+    :raises ValueError: if it is another file, or damaged
+    :raises RunError: if it cannot be read
     """
+    otherwise = f"{path} is no evaluation: give a JSON file that rlt eval --vla wrote."
+    data = read_json(path, otherwise)
+    if data.get("kind") != KIND:
+        raise ValueError(otherwise)
     try:
-        data = json.loads(path.read_text())
-        if data["kind"] != KIND:
-            raise KeyError("kind")
         return BenchmarkResult.from_dict(data)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path} is no evaluation that rlt eval --vla wrote: {error!r}.") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: evaluate again with rlt eval --vla, or give another file.") from error
 
 
 def merge(files: Sequence[Path]) -> BenchmarkResult:

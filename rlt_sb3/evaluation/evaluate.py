@@ -66,6 +66,23 @@ def check_split(split: str) -> None:
         )
 
 
+def check_n_states(env: gym.vector.VectorEnv, split: str, n_states: int, setting: str = "n_states") -> None:
+    """
+    Compare a number of initial states with those that an environment has.
+
+    :param env: Gymnasium vector environment; one that does not say how many it has is not asked
+    :param split: which set of initial states
+    :param n_states: how many are wanted
+    :param setting: name of the number, for the message
+    :raises ValueError: if it is below 1, or above what the split has
+    """
+    if n_states < 1:
+        raise ValueError(f"{setting} must be at least 1, got {n_states}.")
+    available = getattr(env.unwrapped, "init_state_counts", {}).get(split, n_states)
+    if n_states > available:
+        raise ValueError(f"{setting} must be at most {available}, as the split {split!r} has no more, got {n_states}.")
+
+
 def _per_env(infos: dict[str, Any], key: str, index: int, default: Any) -> Any:
     """Return one env's entry of a Gymnasium vector info, or the default if the mask says that it has none."""
     if key not in infos or not infos.get("_" + key, np.ones(index + 1, dtype=bool))[index]:
@@ -109,11 +126,7 @@ def evaluate(
     from gymnasium.vector import AutoresetMode
 
     check_split(split)
-    if n_states < 1:
-        raise ValueError(f"n_states must be at least 1, got {n_states}.")
-    available = getattr(env.unwrapped, "init_state_counts", {}).get(split, n_states)
-    if n_states > available:
-        raise ValueError(f"n_states must be at most {available}, as the split {split!r} has no more, got {n_states}.")
+    check_n_states(env, split, n_states)
     if not 0 <= shard[0] < min(shard[1], n_states):
         raise ValueError(f"shard must be (k, n) with 0 <= k < n and k < n_states={n_states}, got {shard}.")
     mode = env.metadata.get("autoreset_mode")

@@ -33,6 +33,30 @@ def parse_shard(text: str | None) -> tuple[int, int]:
     raise ValueError(f"shard must be k/n with 1 <= k <= n, for example 1/3, got {text!r}.")
 
 
+def read_json(path: Path, otherwise: str) -> dict[str, Any]:
+    """
+    Read a file of an evaluation.
+
+    :param path: the file
+    :param otherwise: the message for a file that holds no JSON object
+    :return: its contents
+    :raises FileNotFoundError: if there is none
+    :raises ValueError: if it holds something else
+    :raises RunError: if it cannot be read
+    """
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"There is no file {path}.") from error
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise ValueError(otherwise) from error
+    if not isinstance(data, dict):
+        raise ValueError(otherwise)
+    return data
+
+
 def merge(files: list[Path]) -> dict[str, Any]:
     """
     Put the parts of an evaluation together.
@@ -40,18 +64,19 @@ def merge(files: list[Path]) -> dict[str, Any]:
     :param files: JSON files of ``rlt eval --shard``
     :return: contents of the file that one evaluation of all states would have written: rows of the policy, and of the
         frozen VLA where every part has them
+    :raises FileNotFoundError: if a file is missing
+    :raises ValueError: if a file is no part of an evaluation
     :raises MergeError: if a part is missing, there twice, incomplete, or of another evaluation
     """
     parts: dict[int, dict[str, Any]] = {}
     first: dict[str, Any] = {}
     for path in files:
+        otherwise = f"{path} is no part of an evaluation: --merge takes the JSON files of rlt eval --shard."
+        data = read_json(path, otherwise)
         try:
-            data = json.loads(path.read_text())
-            index, count = data["shard"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise MergeError(
-                f"{path} is no part of an evaluation (rlt eval --shard writes them): {error!r}."
-            ) from error
+            (index, count), _, _ = data["shard"], data["n_states"], data["rows"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(otherwise) from error
         first = first or data
         for key in SAME:
             if data.get(key) != first.get(key):

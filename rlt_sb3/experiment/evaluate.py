@@ -43,7 +43,9 @@ def compare_files(config: CompareConfig) -> Comparison:
 
     :param config: the files
     :return: the comparison over all suites
-    :raises RunError: if a file is no evaluation, or the two have other states or another protocol
+    :raises FileNotFoundError: if a file is missing
+    :raises ValueError: if a file is no evaluation
+    :raises RunError: if the two have other states or another protocol
     """
     first, second = read(Path(config.first)), read(Path(config.second))
     protocols = _protocol(first), _protocol(second)

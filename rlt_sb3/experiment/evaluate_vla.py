@@ -69,6 +69,7 @@ def evaluate_vla(config: EvalConfig) -> BenchmarkResult:
         result = _resumed(path, result)
     path.parent.mkdir(parents=True, exist_ok=True)
     if result.left:
+        print(_announcement(config, result), flush=True)
         _play(config, vla, result, path)
     return write_result(path, result, films=config.films)
 
@@ -212,6 +213,18 @@ def _resumed(path: Path, new: BenchmarkResult) -> BenchmarkResult:
     if not old.left:
         print(f"{path} is complete: nothing is played. Delete it, or give another --out, to play again.")
     return old
+
+
+def _announcement(config: EvalConfig, result: BenchmarkResult) -> str:
+    """Say what will be played, which may take hours, and how to choose less."""
+    tasks, left, total = result.header["tasks"], len(result.left), len(result.places)
+    numbers = [f"{len(tasks)} suites" if len(tasks) > 1 else "1 suite"]
+    numbers.append(f"{count} tasks" if (count := sum(map(len, tasks.values()))) > 1 else "1 task")
+    numbers.append(f"{total:,} episodes" if left == total else f"{left:,} of {total:,} episodes left")
+    return (
+        f"{config.vla} plays {', '.join(tasks)}: {', '.join(numbers)}. --suites, --tasks and --episodes choose others; "
+        "rlt list says what a shipped VLA has learned."
+    )
 
 
 def _play(config: EvalConfig, vla: FrozenVLA, result: BenchmarkResult, path: Path) -> None:

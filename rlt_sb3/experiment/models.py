@@ -50,6 +50,23 @@ def resolve_settings(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def check_names(name: str, settings: Mapping[str, Any]) -> None:
+    """
+    Refuse misspelled settings of an algorithm that a configuration gives but does not use.
+
+    Values are not looked at: another run may have the environment or the machine that they need.
+
+    :param name: the algorithm
+    :param settings: its keyword arguments, as a configuration has them
+    :raises ValueError: names the unknown ones and lists those that there are
+    """
+    algorithm = get_algorithm(name)
+    _check_names(algorithm.label, settings, algorithm.settings())
+    for part, inner in algorithm.settings_of_parts().items():
+        if isinstance(settings.get(part), dict) and f"{part.removesuffix('_kwargs')}_class" not in settings:
+            _check_names(algorithm.label, settings[part], inner, f"{part}.")
+
+
 def _check_names(label: str, given: Collection[str], known: list[Setting], prefix: str = "") -> None:
     names = [setting.name for setting in known]
     unknown = [prefix + name for name in given if name not in names]

@@ -19,15 +19,20 @@ from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
 from rlt_sb3.experiment.config import ReportConfig
 from rlt_sb3.experiment.practice import lowest_point, milestones, practicing, training_minutes
 
+#: file of the learning curve, in the folder of a run
+CURVE = "learning_curve.png"
+
 
 def report(config: ReportConfig) -> Path:
     """
-    Write the page of a run: ``rlt report RUN``.
+    Write the page of a run and say where it is: ``rlt report RUN``.
 
     :param config: settings of the command
     :return: the page
     """
-    return write_report(Path(config.run), [Path(name) for name in config.beside or []])
+    page = write_report(Path(config.run), [Path(name) for name in config.beside or []])
+    print(f"written: {page}, {page.with_name(CURVE)}")
+    return page
 
 
 def read_evaluations(run: Path) -> dict[str, Any]:
@@ -96,7 +101,7 @@ def write_report(run: Path, beside: Sequence[Path] = ()) -> Path:
         lowest=lowest_point(data),
         robot_minutes=training_minutes(data),
         milestones=milestones(data),
-        curve=_inline(run / "learning_curve.png"),
+        curve=_inline(run / CURVE),
         videos={name: _inline(run / f"{name}.mp4") for name in ("before", "after")},
         config=config_path.read_text() if config_path.is_file() else "",
     )
@@ -275,7 +280,7 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
         a_minute = 60.0 * frequency
         top = axes.secondary_xaxis("top", functions=(lambda x: x / a_minute, lambda x: x * a_minute))
         top.set_xlabel("robot minutes", fontsize=9)
-    path = run / "learning_curve.png"
+    path = run / CURVE
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=120, format="png")
     return path

@@ -97,14 +97,21 @@ def make_server(config: ServeConfig) -> PolicyServer:
     :return: the server; it answers once it is started
     :raises ValueError: as :func:`serve`
     """
-    from rlt_gym.vla.registry import load_vla
+    from rlt_gym.vla.registry import VLAS, load_vla
 
     service: Service
     max_bytes = config.max_mb << 20
     if Path(config.policy).is_dir():
         service = RunService(Path(config.policy), config.model, config.device)
     else:
-        vla, *copies = (load_vla(config.policy, device, config.vla_kwargs) for device in config.device.split(","))
+        try:
+            vla, *copies = (load_vla(config.policy, device, config.vla_kwargs) for device in config.device.split(","))
+        except ValueError as error:
+            if Path(config.policy).exists() or VLAS.find(config.policy) is not None:
+                raise
+            raise ValueError(
+                f"{error} The folder of a run is allowed, too; there is none at {config.policy}."
+            ) from error
         service = VLAService(vla, config.max_batch, max_bytes, config.tokens_dtype, config.max_wait_ms, copies)
     key = os.environ.get(KEY_VARIABLE) if config.key is None else config.key
     return PolicyServer(service, config.host, config.port, key, max_bytes)

@@ -16,6 +16,7 @@ from rlt_gym.vla.base import VLAUnavailableError
 from rlt_sb3.common.errors import RunError
 from rlt_sb3.common.fingerprint import check_run
 from rlt_sb3.evaluation.compare import Comparison, compare
+from rlt_sb3.evaluation.evaluate import check_n_states
 from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
 from rlt_sb3.experiment.checkpoints import Checkpoint, find_checkpoint, later_checkpoints, resumable_checkpoints
@@ -25,7 +26,7 @@ from rlt_sb3.experiment.context import Run
 from rlt_sb3.experiment.environment import check_device, make_env, make_training_env, set_deterministic, set_threads
 from rlt_sb3.experiment.frozen_vla import NAME, check_vla_of, check_weights_of
 from rlt_sb3.experiment.interrupt import Interrupt
-from rlt_sb3.experiment.models import as_predictor, in_env, load_model, resolve_settings
+from rlt_sb3.experiment.models import as_predictor, check_names, in_env, load_model, resolve_settings
 from rlt_sb3.experiment.practice import lowest_point, milestones, training_minutes
 from rlt_sb3.experiment.progress import Progress
 from rlt_sb3.experiment.run_dir import RunDir
@@ -87,10 +88,13 @@ def train(config: TrainConfig) -> TrainResult:
     device = get_algorithm(config.algorithm).device(config.settings)
     check_device(device)
     resolve_settings(config.algorithm, config.model_settings)
+    _check_budget(config)
     if config.wandb is not None:
         import_wandb()
     folder, checkpoint, data = _resumed(config)
     if folder is None:  # a run that was begun goes on
+        for name, section in config.algorithms.items():
+            check_names(name, section)
         check_token(config.env, config.accept_poor_token)
         check_vla_of(config)
     set_threads(config.torch_threads, device)
@@ -101,6 +105,22 @@ def train(config: TrainConfig) -> TrainResult:
     print(summary(read_evaluations(result.run)))
     print(f"\nEverything is in {result.run}; open {result.run / 'report.html'}")
     return result
+
+
+def _check_budget(config: TrainConfig) -> None:
+    """
+    Refuse a budget that ends in the warm-up. ``TrainConfig.check`` cannot: the defaults are in classes that need torch.
+
+    :raises ValueError: names both settings
+    """
+    algorithm = get_algorithm(config.algorithm)
+    known = {setting.name: setting.default for setting in algorithm.settings()}
+    starts = (known | algorithm.defaults(1, 1) | config.settings).get("learning_starts", 0)
+    if config.total_chunks <= starts:
+        raise ValueError(
+            f"total_chunks ({config.total_chunks:,}) must exceed {config.algorithm}.learning_starts ({starts:,}): the "
+            "VLA would play the whole budget, and nothing would be learned. Raise the one or lower the other."
+        )
 
 
 def _train(
@@ -121,6 +141,9 @@ def _train(
             elif config.evaluation.num_envs is not None:
                 more = replace(config.env, num_envs=config.evaluation.num_envs)
                 eval_env = make_env(more, "eval", config.seed, like=env)
+            # before there is a folder, which would be left with nothing in it
+            check_n_states(eval_env, "eval", config.evaluation.n_states, "evaluation.n_states")
+            check_n_states(eval_env, "selection", config.evaluation.selection_states, "evaluation.selection_states")
             files = RunDir.create(Path(config.out) / config.name) if folder is None else RunDir(folder)
             run = Run(config, env, eval_env, files, progress, interrupt, data, collectors)
             save_config(config, files.path / "config.yaml")

@@ -450,8 +450,8 @@ class RLTPolicy(TD3Policy):
         del data["share_features_extractor"]
         names = (
             "critic_precision", "layer_norm", "actor_mode", "actor_q", "actor_tau", "actor_std", "gripper_flip",
-            "gripper_critic", "train_token", "train_vla", "compile_mode", "token_input", "reference_input", "gripper",
-            "act_with", "gated",
+            "gripper_critic", "train_token", "train_vla", "compile_mode", "token_input", "reference_input",
+            "offset_search", "gripper", "act_with", "gated",
         )  # fmt: skip
         data["features_extractor_kwargs"] = {k: v for k, v in self.features_extractor_kwargs.items() if k != "vla"}
         data["n_target_critics"] = self.critic_kwargs["n_target_critics"]

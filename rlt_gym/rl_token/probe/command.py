@@ -55,12 +55,19 @@ class ProbeConfig:
     progress: bool = True
 
     def __post_init__(self) -> None:
+        if self.rl_token != "auto" and not Path(self.rl_token).is_file():
+            raise ValueError(
+                f"There is no RL token {self.rl_token}: give a file of `rlt pretrain-token`, or auto with --vla."
+            )
         if (self.tokens is None) == (not self.demos):
-            raise ValueError("Give either demos or tokens (a folder that `rlt encode-tokens` wrote).")
+            got = "both" if self.demos else "neither"
+            raise ValueError(
+                f"Give --demos FILES or --tokens FOLDER (which `rlt encode-tokens` wrote), one of them; got {got}."
+            )
         if self.demos and self.vla is None:
-            raise ValueError("demos need the VLA whose tokens the RL token reads: give vla.")
+            raise ValueError("--demos needs the VLA whose tokens the RL token reads: give --vla NAME.")
         if self.rl_token == "auto" and self.vla is None:
-            raise ValueError("rl_token 'auto' is the shipped one of a VLA: give vla.")
+            raise ValueError("The RL token 'auto' is the shipped one of a VLA: give --vla NAME.")
         if self.output is None:
             self.output = "probe.html" if self.rl_token == "auto" else str(probe_page(self.rl_token))
         if Path(self.output).suffix != ".html":

@@ -292,13 +292,15 @@ def test_probe_from_the_command_line_on_demonstrations(trained, tmp_path, monkey
 def test_errors(trained, tmp_path, monkeypatch):
     token, tokens = str(trained / "demos.safetensors"), str(trained / "tokens")
     for arguments, message in (
-        ({}, "Give either demos or tokens"), ({"tokens": tokens, "demos": ["x"]}, "Give either demos or tokens"),
-        ({"demos": ["x"]}, "demos need the VLA"), ({"tokens": tokens, "output": "p.txt"}, "must end in .html"),
+        ({}, "Give --demos FILES or --tokens FOLDER .* got neither"),
+        ({"tokens": tokens, "demos": ["x"]}, "Give --demos FILES or --tokens FOLDER .* got both"),
+        ({"demos": ["x"]}, "--demos needs the VLA .* give --vla NAME"),
+        ({"tokens": tokens, "output": "p.txt"}, "must end in .html"),
         ({"tokens": tokens, "max_rows": 10}, "max_rows is 10; it must be at least 100"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             ProbeConfig(token, **arguments)
-    with pytest.raises(ValueError, match="'auto' is the shipped one of a VLA: give vla"):
+    with pytest.raises(ValueError, match="'auto' is the shipped one of a VLA: give --vla NAME"):
         ProbeConfig("auto", tokens=tokens)
     config = ProbeConfig(token, tokens=str(tmp_path / "fake"), output=str(tmp_path / "p.html"), progress=False)
     encode = EncodeTokensConfig([str(trained / "demos")], config.tokens, frame_stride=4, progress=False)
@@ -314,6 +316,14 @@ def test_errors(trained, tmp_path, monkeypatch):
     with pytest.raises(ImportError, match=r"needs scikit-learn: pip install 'rlt\[probe\]'"):
         probe(config)
     assert not (tmp_path / "p.html").exists()
+
+
+def test_a_token_that_is_missing_is_named_before_all_else(tmp_path, capsys):
+    missing = str(tmp_path / "nowhere.safetensors")
+    for more in ([], ["--demos", "nowhere"], ["--tokens", "nowhere", "--max_rows", "3"]):
+        assert main(["probe", missing, *more]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"rlt probe: There is no RL token {missing}: give a file of") and error.count("\n") == 1
 
 
 # ------------------------------------------------------------------------------------------------------ its report

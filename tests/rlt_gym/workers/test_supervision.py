@@ -226,7 +226,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("how", ["sigkill", "sigint"])
+@pytest.mark.parametrize("how", ["sigkill", "sigint", "sigterm"])
 def test_workers_end_with_their_parent_whatever_they_are_doing(how):
     """Started by a thread that has ended; one of them is stopped, so that it cannot do anything about it itself."""
     parent = subprocess.Popen(
@@ -243,10 +243,23 @@ def test_workers_end_with_their_parent_whatever_they_are_doing(how):
             os.kill(pid, signal.SIGSTOP)
         parent.kill()
     else:
-        os.killpg(parent.pid, signal.SIGINT)  # what Ctrl-C does
+        # what Ctrl-C does, and what a batch scheduler does
+        os.killpg(parent.pid, signal.SIGINT if how == "sigint" else signal.SIGTERM)
     _, errors = parent.communicate(timeout=60)
-    assert how == "sigkill" or "KeyboardInterrupt" in errors
+    assert how != "sigint" or "KeyboardInterrupt" in errors
     assert_all_end(pids)
+
+
+def test_signals_to_the_whole_group_are_the_owners_business(env):
+    """An owner that stops between two chunks needs its workers until then."""
+    env.reset(seed=0)
+    restarts, pids = env.worker_restarts, [*env.worker_pids, zygote_of(env)]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        for pid in pids:
+            os.kill(pid, number)
+        *_, infos = env.step(np.zeros((2, CHUNK, 7), np.float32))
+        assert env.worker_restarts == restarts and infos["chunk_steps"].tolist() == [CHUNK, CHUNK]
+    assert [*env.worker_pids, zygote_of(env)] == pids
 
 
 def test_worker_has_no_training_library_and_zygote_one_thread(env):

@@ -40,6 +40,7 @@ def test_every_setting_of_rlt():
     assert set(shown) == wanted and len(wanted) > 50
     for name, text in shown.items():
         assert re.fullmatch(r"[^(].* \(type: [^()]+, default: .+\)", text), (name, text)
+    assert "Half of it during the opening of the search for an offset" in shown["rlt.gate.share"]
     gamma, rate = (inspect.signature(RLT).parameters[name].default for name in ("gamma", "learning_rate"))
     assert shown["rlt.gamma"] == f"discount per control step (type: float, default: {gamma})"
     assert f"(type: float | schedule, default: {rate})" in shown["rlt.learning_rate"]

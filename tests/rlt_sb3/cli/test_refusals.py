@@ -33,7 +33,13 @@ def refused(capsys, *args: str) -> str:
         ("rlt:\n\tgamma: 0.9\n", r"c\.yaml cannot be read as YAML: .*'\\t'.* line 2, column 1"),
         ("rlt: {bc_coef: [\n", r"c\.yaml cannot be read as YAML: .* line 2, column 1"),
         ("- a\n- b\n", r"c\.yaml must hold settings, .* it holds a list"),
-        ("nonsense: 3\n", r"'nonsense' is not accepted \(rlt train --help\)"),
+        ("nonsense: 3\n", r"c\.yaml: unknown setting 'nonsense' \(--help lists all\)\.$"),
+        ("suite: x\n", r"c\.yaml: unknown setting 'suite'; did you mean env\.suite\? \("),
+        ("env: {taskids: [1]}\n", r"c\.yaml: unknown setting 'env\.taskids'; did you mean env\.task_ids\? \("),
+        ("taskids: [1]\n", r"c\.yaml: unknown setting 'taskids'; did you mean env\.task_ids\? \("),
+        ("num_envs: 3\n", r"'num_envs'; did you mean env\.num_envs or evaluation\.num_envs\? \("),
+        ("tcq: {gamma: 0.9}\n", r"unknown setting 'tcq'"),
+        ("1: 3\n", r"c\.yaml: unknown setting '1' \("),
         ("env: {num_envs: many}\n", r"train: env\.num_envs must be of type int, got many\. \("),
         ("rlt: 5\n", r"train: rlt must be of type dict, got 5\. \("),
         ("env: 3\n", r"c\.yaml: env must hold settings, 'env: \{name: value\}', got 3\."),
@@ -71,6 +77,26 @@ def test_arguments(capsys):
     assert "unrecognized arguments: --total_chunk" in refused(capsys, "train", "--total_chunk", "3")
     assert "required: run" in refused(capsys, "report")
     assert "Give one of a run (rlt eval RUN), --vla NAME and --merge FILES, got none" in refused(capsys, "eval")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("eval RUN --modle best", "--modle best; did you mean --model? (rlt eval --help)"),
+        ("eval --vla mini --suits libero_goal", "--suits=libero_goal; did you mean --suites? ("),
+        ("train --confg demo", "--confg demo; did you mean --config? (rlt train --help)"),
+        ("train --env.taskids 1", "--env.taskids 1; did you mean --env.task_ids? ("),
+        ("train --suite libero_goal", "--suite libero_goal; did you mean --env.suite? ("),
+        ("train --tcq.gamma 1", "--tcq.gamma 1; did you mean --tqc.gamma? ("),
+        ("train demo", "demo; did you mean --config demo? ("),
+        ("train nothing", "nothing (rlt train --help)"),
+        ("train --nothing 1", "--nothing 1 (rlt train --help)"),
+        ("eval RUN again", "again (rlt eval --help)"),
+    ],
+)
+def test_words_that_are_not_known(capsys, words, message):
+    command = words.split()
+    assert refused(capsys, *command).startswith(f"rlt {command[0]}: unrecognized arguments: {message}")
 
 
 SCHEDULE = r"float \| schedule \(\{start: 20, end: 5, end_fraction: 0.5\}\)"
@@ -167,6 +193,60 @@ def test_values_of_the_algorithm(tmp_path, capsys, monkeypatch, name, section, m
     path.write_text(yaml.safe_dump({"algorithm": name, name: section, "out": str(tmp_path / "runs")}))
     assert re.search(message, refused(capsys, "train", "--config", str(path)))
     assert not (tmp_path / "runs").exists()
+
+
+def test_names_in_sections_of_other_algorithms(tmp_path, capsys, monkeypatch):
+    """A run with TQC in the same file would meet them much later."""
+
+    def started(*args, **kwargs):
+        raise AssertionError("simulators were started")
+
+    monkeypatch.setattr("rlt_sb3.experiment.train.make_training_env", started)
+    out = ["--out", str(tmp_path / "runs")]
+    for given, message in (
+        (["--tqc.foo", "1"], "rlt train: Unknown TQC setting 'foo'. Valid settings: learning_rate, "),
+        (
+            ["--tqc.policy_kwargs.typo", "1"],
+            "rlt train: Unknown TQC setting 'policy_kwargs.typo'. Valid settings: net_arch",
+        ),
+        (["--algorithm", "tqc", "--rlt.bc_coeff", "1"], "rlt train: Unknown RLT setting 'bc_coeff'. Valid settings: "),
+    ):
+        assert refused(capsys, "train", *given, *out).startswith(message)
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(AssertionError, match="simulators were started"):
+        main(["train", *out, "--tqc.gamma", "0.9", "--tqc.policy_kwargs.net_arch", "[8]"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            ["--config", "demo", "--rlt.learning_starts", "5000"],
+            r"\(3,600\) must exceed rlt\.learning_starts \(5,000\): ",
+        ),
+        (["--config", "demo", "--total_chunks", "200"], r"\(200\) must exceed rlt\.learning_starts \(200\): the VLA "),
+        (
+            ["--algorithm", "tqc", "--total_chunks", "500"],
+            r"\(500\) must exceed tqc\.learning_starts \(500\): the VLA ",
+        ),
+    ],
+)
+def test_a_budget_that_ends_in_the_warm_up(tmp_path, capsys, given, message):
+    """Learning begins after the last chunk of the warm-up."""
+    assert re.search(f"total_chunks {message}", refused(capsys, "train", *given, "--out", str(tmp_path / "runs")))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("given", [["--total_chunks", "201"], ["--algorithm", "ppo", "--total_chunks", "1"]])
+def test_a_budget_beyond_the_warm_up(tmp_path, monkeypatch, given):
+    """PPO has none."""
+
+    def started(*args, **kwargs):
+        raise AssertionError("simulators were started")
+
+    monkeypatch.setattr("rlt_sb3.experiment.train.make_training_env", started)
+    with pytest.raises(AssertionError, match="simulators were started"):
+        main(["train", *given, "--out", str(tmp_path)])
 
 
 CASES = [("rlt", name) for name in shipped_configs()] + [("tqc", None)]

@@ -49,14 +49,14 @@ def test_three_shards_are_one_evaluation(run, tmp_path, capsys):
     assert merged["vla"]["n"] == 11 and merged["vla"]["successes"] == 6
     capsys.readouterr()
 
-    def refused(*names):
-        assert main(["eval", "--merge", *names]) == 1
+    def refused(*names, status=1):
+        assert main(["eval", "--merge", *names]) == status
         return capsys.readouterr().err
 
     assert "Missing: part 2/3" in refused(files[0], files[2])
     assert "Part 1/3 is there twice" in refused(*files, files[0])
-    assert "is no part of an evaluation" in refused(str(tmp_path / "whole.json"))
-    assert "is no part of an evaluation" in refused(str(tmp_path / "nothing.json"))
+    assert "is no part of an evaluation" in refused(str(tmp_path / "whole.json"), status=2)
+    assert "There is no file" in refused(str(tmp_path / "nothing.json"), status=2)
     data = json.loads((tmp_path / "2.json").read_text())
     (tmp_path / "short.json").write_text(json.dumps(data | {"rows": data["rows"][:-1]}))
     assert "each of the initial states of part 2/3 once" in refused(files[0], str(tmp_path / "short.json"), files[2])

@@ -109,6 +109,8 @@ def test_baseline_goes_the_same_way(tmp_path, capsys):
     rlt = train(small(tmp_path, name="rlt", evaluation=evaluation, total_chunks=40))
     page = report(ReportConfig(run=str(rlt.run), beside=[str(tqc.run)])).read_text()
     assert page.count("<td>RLT</td>") == 1 and "TQC (run tqc)" in page
+    written = capsys.readouterr().out.splitlines()[-1]
+    assert written == f"written: {rlt.run / 'report.html'}, {rlt.run / 'learning_curve.png'}"
     other = train(small(tmp_path, name="other", evaluation=EvalSettings(3, 2, 40, videos=False), total_chunks=40))
     with pytest.raises(ValueError, match="same initial states"):
         write_report(rlt.run, [other.run])

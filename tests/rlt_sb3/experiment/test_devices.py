@@ -67,7 +67,7 @@ def test_threads():
 @pytest.mark.parametrize(("given", "found"), [(None, 1), (2, 2)])
 def test_threads_of_a_run(tmp_path, monkeypatch, given, found):
     monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
-    config = quick(tmp_path, total_chunks=20, torch_threads=given)
+    config = quick(tmp_path, total_chunks=40, torch_threads=given)
     config.settings["device"] = "cpu"
     train(config)
     assert torch.get_num_threads() == found

@@ -82,7 +82,7 @@ def test_refusals(tmp_path):
     with pytest.raises(ValueError, match=r"The VLA 'mini.*' takes no noise from outside"):
         train(TrainConfig(name="x", out=str(tmp_path), algorithm="dsrl", progress=False))
     with pytest.raises(ValueError, match=r"env\.kwargs .*needs_noise.*|.*needs_noise"):
-        train(quick(tmp_path, algorithm="dsrl"))
+        train(quick(tmp_path, algorithm="dsrl", dsrl=SMALL))
     with pytest.raises(ValueError, match=r"dsrl asks the VLA in this process, and rollout.workers is 2"):
         config = config_of(tmp_path)
         config.rollout.workers = 2

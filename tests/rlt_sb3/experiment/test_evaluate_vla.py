@@ -14,7 +14,7 @@ from run_helpers import textbook_wilson
 from rlt_gym.libero.suites.protocols import PROTOCOLS
 from rlt_gym.testing import FakeLiberoVectorEnv
 from rlt_sb3.cli.main import main
-from rlt_sb3.evaluation.benchmark import BenchmarkResult, plan
+from rlt_sb3.evaluation.benchmark import KIND, BenchmarkResult, plan
 from rlt_sb3.evaluation.evaluate import evaluate
 from rlt_sb3.experiment import evaluate_vla
 
@@ -84,6 +84,23 @@ def test_numbers_and_files(fake, capsys):
     ]  # fmt: skip
     out = capsys.readouterr().out
     assert "mean of suites" in out and "6/10 (60%" in out
+
+
+def test_what_will_be_played_is_said_first(fake, monkeypatch, capsys):
+    """A user who did not choose gets 2,000 episodes."""
+    stopping(monkeypatch, after=1)
+    plays = "rlt_gym.testing:FakeVLA plays "
+    choose = ". --suites, --tasks and --episodes choose others; rlt list says what a shipped VLA has learned."
+    four = "libero_spatial, libero_object, libero_goal, libero_10: 4 suites, 40 tasks, 2,000 episodes"
+    assert main([*FAKE, "--out", "all.json"]) == 130
+    assert capsys.readouterr().out.splitlines()[0] == plays + four + choose
+    one = [*FAKE, "--suites", "libero_goal", "--tasks", "1", "--episodes", "4", "--num-envs", "1", "--out", "one.json"]
+    stopping(monkeypatch, after=5)
+    assert main(one) == 130
+    assert capsys.readouterr().out.splitlines()[0] == f"{plays}libero_goal: 1 suite, 1 task, 4 episodes{choose}"
+    assert main(one) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == f"{plays}libero_goal: 1 suite, 1 task, 3 of 4 episodes left{choose}"
 
 
 def test_interrupted_and_resumed_is_the_uninterrupted_one(fake, monkeypatch, capsys):
@@ -297,9 +314,32 @@ def test_compare(fake, capsys):
     assert err.count("\n") == 1 and "chunk_length is 5, not 8" in err and "--any-protocol" in err
     assert main(["compare", "a.json", "e.json", "--any-protocol"]) == 0
     assert "DIFFERENT PROTOCOLS: chunk_length is 5, not 8" in capsys.readouterr().out
-    Path("f.json").write_text("{}")
-    assert main(["compare", "a.json", "f.json"]) == 1
-    assert "f.json is no evaluation that rlt eval --vla wrote" in capsys.readouterr().err
+
+
+COMPARE, MERGE = ["compare", "a.json", "b.json"], ["eval", "--merge", "a.json"]
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "message"),
+    [
+        (COMPARE, None, "There is no file a.json."),
+        (MERGE, None, "There is no file a.json."),
+        (COMPARE, "{}", "a.json is no evaluation: give a JSON file that rlt eval --vla wrote."),
+        (COMPARE, "no JSON", "a.json is no evaluation: give a JSON file that rlt eval --vla wrote."),
+        (COMPARE, json.dumps({"kind": KIND}), "a.json is damaged: evaluate again with rlt eval --vla"),
+        (MERGE, "{}", "a.json is no part of an evaluation: --merge takes the JSON files of rlt eval --shard."),
+        (MERGE, "[3]", "a.json is no part of an evaluation"),
+        (MERGE, '{"shard": [1, 2]}', "a.json is no part of an evaluation"),
+    ],
+)
+def test_files_that_are_no_evaluation(tmp_path, monkeypatch, capsys, command, text, message):
+    """One line in words, without an error of Python."""
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path("a.json").write_text(text)
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"rlt {command[0]}: {message}") and error.count("\n") == 1 and "Error" not in error
 
 
 @pytest.mark.sim

@@ -17,7 +17,7 @@ from rlt_gym.testing import FakeLiberoVectorEnv
 from rlt_gym.vla.remote.codec import pack
 from rlt_gym.vla.remote.openpi import write_observation
 from rlt_sb3.cli.main import main
-from rlt_sb3.experiment.algorithms import algorithm_names
+from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
 from rlt_sb3.experiment.config import EvalSettings
 from rlt_sb3.experiment.serve import RunService
 from rlt_sb3.experiment.train import train
@@ -44,6 +44,8 @@ def test_it_is_trained_evaluated_and_served(algorithm, tmp_path, server, monkeyp
     )
     monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
     config = config_of(tmp_path, server, algorithm=algorithm, evaluation=EvalSettings(2, 2, 40, videos=False))
+    if "learning_starts" in {setting.name for setting in get_algorithm(algorithm).settings()}:
+        config.settings["learning_starts"] = 20
     run = train(config).run
     stored = json.loads((run / "evaluations.json").read_text())["fingerprint"]
     assert stored["vla"].startswith("openpi-") and len(stored["rl_token"]) == 64

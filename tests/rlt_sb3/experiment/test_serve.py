@@ -278,6 +278,8 @@ def test_runs_that_cannot_be_served(run, tmp_path, changes, says):
         (["{run}", "--model", "better"], "There is no model better"),
         (["{empty}"], "There is no {empty}/config.yaml. A run is the folder"),
         (["maxi"], "Unknown VLA 'maxi'"),
+        (["runs/nope"], "a FrozenVLA object. The folder of a run is allowed, too; there is none at runs/nope."),
+        (["nope.safetensors"], "There are no VLA weights at nope.safetensors; train one with"),
         (["mini", "--host", "0.0.0.0"], "needs a key: set the environment variable RLT_SERVE_KEY"),
         (["mini", "--port", "70000"], "port must be from 0 to 65535, got 70000"),
         (["mini", "--max_mb", "0"], "max_mb must be at least 1, got 0"),

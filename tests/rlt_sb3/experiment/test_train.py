@@ -252,6 +252,20 @@ def test_bad_settings_start_nothing(tmp_path, spied):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_more_states_than_there_are_leave_no_folder(tmp_path, spied, monkeypatch):
+    """Only the environment knows how many it has."""
+    counts = {"eval": 6, "selection": 4}
+    monkeypatch.setattr(toy_env.ToyVectorEnv, "init_state_counts", counts, raising=False)
+    for settings, message in (
+        (EvalSettings(7, 4, 40), r"evaluation\.n_states must be at most 6, as the split 'eval' has no more, got 7"),
+        (EvalSettings(6, 5, 40), r"evaluation\.selection_states must be at most 4, .* got 5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(small(tmp_path, evaluation=settings))
+    assert len(spied) == 2 and all(env.closed_workers for env in spied)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_config_round_trip(tmp_path):
     config = small(tmp_path)
     save_config(config, tmp_path / "config.yaml")

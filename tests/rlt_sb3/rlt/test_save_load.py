@@ -3,6 +3,7 @@
 import base64
 import json
 import zipfile
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from rlt_models import (
     make_venv,
     random_obs,
 )
+from run_helpers import same
 
 from rlt_sb3 import RLT, ChunkReplayBuffer
 from rlt_sb3.experiment.models import load_model
@@ -61,6 +63,23 @@ def test_save_and_load(tmp_path):
     assert loaded.num_timesteps == 80 and loaded._n_updates == updates + 30
     with pytest.raises(ValueError, match="2 environments"):
         RLT.load(tmp_path / "model.zip", env=make_venv(3)).load_replay_buffer(tmp_path / "buffer.pkl")
+
+
+def test_a_policy_saved_on_its_own_keeps_every_argument(tmp_path):
+    others = OF_POLICY | dict(actor_mode="residual", layer_norm=False, act_with="online", gripper_flip=0.1, gated=True)
+    model = make_model(policy_kwargs=others | {"offset_search": False})
+    model.policy.save(tmp_path / "policy.pth")
+    first, loaded = model.policy, RLTPolicy.load(tmp_path / "policy.pth", device="cpu")
+    arguments = first._get_constructor_parameters()
+    assert arguments.keys() == signature(RLTPolicy).parameters.keys() and arguments["offset_search"] is False
+    kept = loaded._get_constructor_parameters()
+    for name in arguments.keys() - {"lr_schedule", "observation_space"}:
+        assert kept[name] == arguments[name], name
+    assert same(loaded.state_dict(), first.state_dict())
+    for search in (True, {"share": 0.5}):
+        model = make_model(policy_kwargs={"offset_search": search})
+        model.policy.save(tmp_path / "policy.pth")
+        assert RLTPolicy.load(tmp_path / "policy.pth", device="cpu").offset_search == search
 
 
 def test_load_without_env_and_with_changed_settings(tmp_path):
