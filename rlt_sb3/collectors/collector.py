@@ -193,7 +193,8 @@ class Collector:
         set_random_seed(random_seed)
         self._obs = self._venv.reset()
         if self._model is not None:
-            self._seats.restart(self._venv.num_envs)
+            self._model.end_trajectories()  # it has its own account of them, the search for an offset for example
+            self._seats.restart(self._venv.num_envs)  # also in a model without a gate
             if self._model.action_noise is not None:
                 self._model.action_noise.reset()
         return self._obs
