@@ -160,11 +160,13 @@ class ResidualSAC(ChunkOffPolicyAlgorithm, SAC):
         alone = min(gradient_steps, max(self.critic_warmup_updates - self._n_updates, 0))
         if alone:
             coefficient = None if self.log_ent_coef is None else self.log_ent_coef.detach().clone()
-            self.actor.requires_grad_(False)
-            super().train(alone, batch_size)
-            self.actor.requires_grad_(True)
-            if coefficient is not None and self.log_ent_coef is not None:
-                self.log_ent_coef.data.copy_(coefficient)
+            try:
+                self.actor.requires_grad_(False)
+                super().train(alone, batch_size)
+            finally:  # also after Ctrl-C: learn() can be called again
+                self.actor.requires_grad_(True)
+                if coefficient is not None and self.log_ent_coef is not None:
+                    self.log_ent_coef.data.copy_(coefficient)
         if gradient_steps > alone:
             super().train(gradient_steps - alone, batch_size)
 

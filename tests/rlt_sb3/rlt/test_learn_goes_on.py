@@ -1,8 +1,10 @@
 """`learn(..., reset_num_timesteps=False)`: the environments are not reset, so nothing is cut."""
 
+import itertools
+
 import numpy as np
 import pytest
-from rlt_models import Rows, make_model, make_venv
+from rlt_models import Rows, fast, make_model, make_venv
 from run_helpers import same
 
 
@@ -37,3 +39,22 @@ def test_another_environment_cuts():
     following = storage.next_slot[storage.is_row(np.arange(storage.size))]
     # the last rows of both first episodes lead to observations that are no rows: new episodes began
     assert sum(not bool(storage.is_row(slot)) for slot in following) >= 4
+
+
+def test_an_interrupt_in_the_update_of_the_actor_lets_the_critics_learn_on(monkeypatch):
+    """Their gradients are switched off meanwhile."""
+    model = make_model(**fast(batch_size=8))
+    original, calls = model.critic.actor_q, itertools.count()
+
+    def interrupted(*args):
+        if next(calls) == 5:
+            raise KeyboardInterrupt
+        return original(*args)
+
+    monkeypatch.setattr(model.critic, "actor_q", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(100)
+    before = model._n_updates
+    assert all(parameter.requires_grad for parameter in model.critic.parameters())
+    model.learn(40, reset_num_timesteps=False)
+    assert model._n_updates > before
