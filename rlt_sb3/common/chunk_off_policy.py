@@ -175,18 +175,27 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
 
         A :class:`~rlt_sb3.common.vec_env.CollectingVecEnv` chooses the chunks itself: one rollout is one of its steps.
 
+        A rollout that does not come to its end gives up the running episodes: the next :meth:`learn` resets the
+        environments.
+
         :return: SB3's result; its ``episode_timesteps`` is the number of updates due, which ``learn`` reads there if
             ``gradient_steps`` is -1
         """
-        if isinstance(env, CollectingVecEnv):
-            self.policy.set_training_mode(False)
-            rollout = env.collect(self, callback, log_interval)
-        else:
-            if self.overlap:
-                env = WorkDuringStep(env, self._train_meanwhile)
-            rollout = super().collect_rollouts(
-                env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
-            )
+        whole = False
+        try:
+            if isinstance(env, CollectingVecEnv):
+                self.policy.set_training_mode(False)
+                rollout = env.collect(self, callback, log_interval)
+            else:
+                if self.overlap:
+                    env = WorkDuringStep(env, self._train_meanwhile)
+                rollout = super().collect_rollouts(
+                    env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
+                )
+            whole = rollout.continue_training
+        finally:
+            if not whole:  # Ctrl-C, or a callback has ended training: the last step was played, but is not stored
+                self._last_obs = None
         due = 0 if self.overlap or not rollout.continue_training else self._take_updates()
         return rollout._replace(episode_timesteps=due)
 
@@ -226,11 +235,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         due = self._take_updates()
         if due == 0:
             return
-        try:
-            self.train(gradient_steps=due, batch_size=self.batch_size)
-        except BaseException:  # Ctrl-C, for example
-            self._last_obs = None  # the step that has begun is lost: the next learn() resets the environments
-            raise
+        self.train(gradient_steps=due, batch_size=self.batch_size)
         self.policy.set_training_mode(False)  # as in every rollout
 
     def _take_updates(self) -> int:
