@@ -364,8 +364,9 @@ def check_names(given: Mapping[str, Any] | None, owner: type, algorithm: str, se
     """
     parameters = inspect.signature(owner.__init__).parameters  # type: ignore[misc]
     known = [name for name in parameters if name not in RESERVED]
-    if given is not None and not isinstance(given, Mapping):
-        others = "True, False or " if setting.endswith(("gate", "offset_search")) else ""
+    switch = setting.endswith(("gate", "offset_search"))
+    if not isinstance(given, Mapping) and (switch or given is not None):
+        others = "True, False or " if switch else ""
         raise ValueError(f"{setting} must be {others}a dict with some of {', '.join(known)}, got {given!r}.")
     unknown = sorted(set(given or {}) - set(parameters))
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

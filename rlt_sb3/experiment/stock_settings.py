@@ -71,6 +71,14 @@ def check_off_policy(
             model._setup_model()
             if also is not None:
                 also(model)
-        except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        except (
+            ArithmeticError,
+            AssertionError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"{name} cannot be used ({reason}): {dict(settings)!r}.") from error
