@@ -337,18 +337,22 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
 
         :param path: file
         :param truncate_last_traj: not used
-        :raises ValueError: if it was filled with another number of environments
+        :raises ValueError: if it was filled with another number of environments; the model keeps its own buffer then
         """
         made = self.replay_buffer
-        super().load_replay_buffer(path, truncate_last_traj)
-        buffer = self.replay_buffer
-        assert made is not None and buffer is not None
-        if buffer.n_envs != self.n_envs:
-            raise ValueError(
-                f"The replay buffer was filled with {buffer.n_envs} environments, the model has {self.n_envs}: "
-                "load it into a model with as many."
-            )
-        buffer.take_settings_from(made)
+        try:
+            super().load_replay_buffer(path, truncate_last_traj)
+            buffer = self.replay_buffer
+            assert made is not None and buffer is not None
+            if buffer.n_envs != self.n_envs:
+                raise ValueError(
+                    f"The replay buffer was filled with {buffer.n_envs} environments, the model has {self.n_envs}: "
+                    "load it into a model with as many."
+                )
+            buffer.take_settings_from(made)
+        except BaseException:
+            self.replay_buffer = made
+            raise
         buffer.end_trajectories()
 
 

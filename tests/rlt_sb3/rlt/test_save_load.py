@@ -63,6 +63,15 @@ def test_save_and_load(tmp_path):
         RLT.load(tmp_path / "model.zip", env=make_venv(3)).load_replay_buffer(tmp_path / "buffer.pkl")
 
 
+def test_a_buffer_that_is_refused_does_not_replace_the_models(tmp_path):
+    make_model(2, **fast()).learn(40).save_replay_buffer(tmp_path / "buffer.pkl")
+    model = make_model(3, **fast()).learn(39)
+    with pytest.raises(ValueError, match="was filled with 2 environments, the model has 3"):
+        model.load_replay_buffer(tmp_path / "buffer.pkl")
+    model.learn(30, reset_num_timesteps=False)
+    assert model.replay_buffer.n_envs == 3 and model.replay_buffer.rows_stored == 69
+
+
 def test_load_without_env_and_with_changed_settings(tmp_path):
     model = make_model()
     model.save(tmp_path / "model.zip")
