@@ -78,11 +78,15 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         self.saved_format = SAVED_FORMAT
         self._warned_of_returns = False
         self._update_credit = 0.0  # critic updates owed to rows already stored
+        self._value_bias = ValueBias(getattr(self, "n_envs", 1), self.gamma, self._span, self._stats_window_size)
+
+    @property
+    def _span(self) -> float:
+        """Width of the range that returns can take."""
         try:
-            span = 1.0 if self.q_bounds is None else float(self.q_bounds[1]) - float(self.q_bounds[0])
+            return 1.0 if self.q_bounds is None else float(self.q_bounds[1]) - float(self.q_bounds[0])
         except (IndexError, TypeError, ValueError):  # check_values refuses these bounds later
-            span = 1.0
-        self._value_bias = ValueBias(getattr(self, "n_envs", 1), self.gamma, span, self._stats_window_size)
+            return 1.0
 
     def _buffer_settings(self) -> dict[str, Any]:
         """Return arguments of the replay buffer; its stride is the one at which the environment observes in chunks."""
@@ -320,7 +324,9 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         of_load = inspect.signature(OffPolicyAlgorithm.load).parameters
         check_names({name: value for name, value in kwargs.items() if name not in of_load}, cls, cls.__name__)
         check_saved_format(path)
-        return super().load(path, *args, **kwargs)
+        model = super().load(path, *args, **kwargs)
+        model._value_bias.gamma, model._value_bias.span = model.gamma, model._span  # kwargs may have changed them
+        return model
 
     def save_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
         """

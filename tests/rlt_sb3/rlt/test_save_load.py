@@ -82,6 +82,14 @@ def test_load_without_env_and_with_changed_settings(tmp_path):
         RLT.load(tmp_path / "model.zip", bc_coef=-1.0)
 
 
+def test_the_gap_of_a_loaded_model_follows_its_discount_and_range(tmp_path):
+    make_model(gamma=0.97, q_bounds=(0.0, 1.0)).save(tmp_path / "model.zip")
+    changed = RLT.load(tmp_path / "model.zip", env=make_venv(2), gamma=0.5, q_bounds=(-1.0, 2.0))
+    assert (changed._value_bias.gamma, changed._value_bias.span) == (0.5, 3.0)
+    same_as_before = RLT.load(tmp_path / "model.zip")
+    assert (same_as_before._value_bias.gamma, same_as_before._value_bias.span) == (0.97, 1.0)
+
+
 def test_a_loaded_buffer_goes_on_with_the_models_settings(tmp_path):
     """Its rows are those of the file, its returns those of the model: rewards of one chunk in, of two out."""
     model = make_model(**fast(gamma=0.9, n_steps=1))
