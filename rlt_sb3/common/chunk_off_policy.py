@@ -15,7 +15,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.noise import ActionNoise, VectorizedActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.save_util import open_path
 from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, TrainFreq
@@ -326,6 +326,9 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         check_saved_format(path)
         model = super().load(path, *args, **kwargs)
         model._value_bias.gamma, model._value_bias.span = model.gamma, model._span  # kwargs may have changed them
+        noise = model.action_noise
+        if isinstance(noise, VectorizedActionNoise) and noise.n_envs != model.n_envs:
+            model.action_noise = VectorizedActionNoise(noise.base_noise, model.n_envs)
         return model
 
     def save_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch as th
 from rlt_models import (
+    Rows,
     fast,
     make_model,
     make_venv,
@@ -15,6 +16,7 @@ from rlt_models import (
 )
 
 from rlt_sb3 import RLT, ChunkReplayBuffer
+from rlt_sb3.common.noise import HeldNoise
 from rlt_sb3.experiment.models import load_model
 from rlt_sb3.rlt.policies import RLTPolicy
 
@@ -80,6 +82,18 @@ def test_load_without_env_and_with_changed_settings(tmp_path):
     assert RLT.load(tmp_path / "model.zip", bc_coef=1.0).bc_coef == 1.0
     with pytest.raises(ValueError, match="bc_coef"):
         RLT.load(tmp_path / "model.zip", bc_coef=-1.0)
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 1), (1, 2)])
+def test_action_noise_in_another_number_of_environments(tmp_path, before, now):
+    """Each environment has noise of its own."""
+    model = make_model(before, **fast(action_noise=HeldNoise(4, [0.1] * 7), exploration_std=0.0))
+    model.learn(30)
+    model.save(tmp_path / "model.zip")
+    loaded, rows = RLT.load(tmp_path / "model.zip", env=make_venv(now), learning_starts=0), Rows()
+    loaded.learn(30, reset_num_timesteps=False, callback=rows)
+    added = rows.actions[0] - rows.obs[0]["vla_ref"]
+    assert added.shape == (now, 4, 7) and len(np.unique(added.round(6), axis=0)) == now and np.abs(added).max() > 0.01
 
 
 def test_the_gap_of_a_loaded_model_follows_its_discount_and_range(tmp_path):
