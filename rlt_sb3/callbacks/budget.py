@@ -37,7 +37,7 @@ class BudgetCallback(StatefulCallback):
         self.on_progress = on_progress
         self.control_steps = 0
         self.episodes = 0
-        #: minutes of earlier parts of a resumed run
+        #: minutes of earlier parts of a resumed run, and of earlier calls of learn()
         self.minutes_before = 0.0
         self._start = time.monotonic()
         self._frequency: float | None = None  # control steps per second
@@ -60,6 +60,9 @@ class BudgetCallback(StatefulCallback):
     def _on_training_start(self) -> None:
         self._start = time.monotonic()
         self._frequency = control_frequency(self.training_env)
+
+    def _on_training_end(self) -> None:
+        self.minutes_before, self._start = self.minutes, time.monotonic()  # another learn() may follow
 
     def _on_step(self) -> bool:
         outcomes = outcomes_of(self.locals["infos"], self.locals["actions"], self.locals["rewards"])

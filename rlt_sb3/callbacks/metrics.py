@@ -141,11 +141,12 @@ class MetricsCallback(StatefulCallback):
         """
         Return what a resumed run needs to know.
 
-        :return: the last episodes, restarts of workers, and when the buffer's rows were stored
+        :return: the last episodes and verdicts on them, restarts of workers, and when the buffer's rows were stored
         """
         return {
             "episodes": [[success, steps] for success, steps in self.episodes],
             "tasks": {str(task): list(outcomes) for task, outcomes in self.tasks.items()},
+            "wrong": list(self.wrong),
             "restarts": self.restarts,
             "stamps": [list(stamp) for stamp in self.stamps],
             "stored": self._stored,
@@ -161,6 +162,7 @@ class MetricsCallback(StatefulCallback):
         episodes = ((bool(success), int(steps)) for success, steps in state["episodes"])
         self.episodes = deque(episodes, maxlen=self.window)
         self.tasks = {int(task): deque(seen, maxlen=self.window) for task, seen in state["tasks"].items()}
+        self.wrong = deque(state.get("wrong", ()), maxlen=self.window)  # earlier versions did not save it
         self.restarts = state["restarts"]
         self.stamps.clear()
         self._sums[:] = 0

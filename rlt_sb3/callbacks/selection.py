@@ -219,7 +219,7 @@ class SelectionCallback(StatefulCallback):
         """
         Load the best model's networks and optimizers; replay buffer and counters stay as they are.
 
-        If the best is the untrained model, which plays the VLA's chunks, only the actor is loaded: the critics have
+        If the best is the untrained model, which plays the VLA's chunks, only what plays is loaded: the critics have
         learned since, and an actor that followed untrained ones would only fall again.
         """
         from stable_baselines3.common.save_util import load_from_zip_file
@@ -229,7 +229,10 @@ class SelectionCallback(StatefulCallback):
         chosen: dict[str, Any] = dict(parameters)
         if self.best_chunks == 0:
             chosen = {name: entry for name, entry in chosen.items() if not name.startswith("critic")}
-            chosen["policy"] = {key: value for key, value in chosen["policy"].items() if key.startswith("actor")}
+            policy = chosen["policy"]
+            actors = {key: value for key, value in policy.items() if key.startswith("actor")}
+            # on-policy policies, PPO's and GRPO's, have no actor apart: there it is all but the value function
+            chosen["policy"] = actors or {key: value for key, value in policy.items() if "value_net" not in key}
         self.model.set_parameters(chosen, exact_match=False, device=self.model.device)
         gate = getattr(self.model, "gate", None)
         if gate is not None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.noise import ActionNoise, VectorizedActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.save_util import open_path
 from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, TrainFreq
@@ -78,11 +78,15 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         self.saved_format = SAVED_FORMAT
         self._warned_of_returns = False
         self._update_credit = 0.0  # critic updates owed to rows already stored
+        self._value_bias = ValueBias(getattr(self, "n_envs", 1), self.gamma, self._span, self._stats_window_size)
+
+    @property
+    def _span(self) -> float:
+        """Width of the range that returns can take."""
         try:
-            span = 1.0 if self.q_bounds is None else float(self.q_bounds[1]) - float(self.q_bounds[0])
+            return 1.0 if self.q_bounds is None else float(self.q_bounds[1]) - float(self.q_bounds[0])
         except (IndexError, TypeError, ValueError):  # check_values refuses these bounds later
-            span = 1.0
-        self._value_bias = ValueBias(getattr(self, "n_envs", 1), self.gamma, span, self._stats_window_size)
+            return 1.0
 
     def _buffer_settings(self) -> dict[str, Any]:
         """Return arguments of the replay buffer; its stride is the one at which the environment observes in chunks."""
@@ -175,18 +179,27 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
 
         A :class:`~rlt_sb3.common.vec_env.CollectingVecEnv` chooses the chunks itself: one rollout is one of its steps.
 
+        A rollout that does not come to its end gives up the running episodes: the next :meth:`learn` resets the
+        environments.
+
         :return: SB3's result; its ``episode_timesteps`` is the number of updates due, which ``learn`` reads there if
             ``gradient_steps`` is -1
         """
-        if isinstance(env, CollectingVecEnv):
-            self.policy.set_training_mode(False)
-            rollout = env.collect(self, callback, log_interval)
-        else:
-            if self.overlap:
-                env = WorkDuringStep(env, self._train_meanwhile)
-            rollout = super().collect_rollouts(
-                env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
-            )
+        whole = False
+        try:
+            if isinstance(env, CollectingVecEnv):
+                self.policy.set_training_mode(False)
+                rollout = env.collect(self, callback, log_interval)
+            else:
+                if self.overlap:
+                    env = WorkDuringStep(env, self._train_meanwhile)
+                rollout = super().collect_rollouts(
+                    env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
+                )
+            whole = rollout.continue_training
+        finally:
+            if not whole:  # Ctrl-C, or a callback has ended training: the last step was played, but is not stored
+                self._last_obs = None
         due = 0 if self.overlap or not rollout.continue_training else self._take_updates()
         return rollout._replace(episode_timesteps=due)
 
@@ -226,11 +239,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         due = self._take_updates()
         if due == 0:
             return
-        try:
-            self.train(gradient_steps=due, batch_size=self.batch_size)
-        except BaseException:  # Ctrl-C, for example
-            self._last_obs = None  # the step that has begun is lost: the next learn() resets the environments
-            raise
+        self.train(gradient_steps=due, batch_size=self.batch_size)
         self.policy.set_training_mode(False)  # as in every rollout
 
     def _take_updates(self) -> int:
@@ -315,7 +324,12 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         of_load = inspect.signature(OffPolicyAlgorithm.load).parameters
         check_names({name: value for name, value in kwargs.items() if name not in of_load}, cls, cls.__name__)
         check_saved_format(path)
-        return super().load(path, *args, **kwargs)
+        model = super().load(path, *args, **kwargs)
+        model._value_bias.gamma, model._value_bias.span = model.gamma, model._span  # kwargs may have changed them
+        noise = model.action_noise
+        if isinstance(noise, VectorizedActionNoise) and noise.n_envs != model.n_envs:
+            model.action_noise = VectorizedActionNoise(noise.base_noise, model.n_envs)
+        return model
 
     def save_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
         """
@@ -332,18 +346,22 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
 
         :param path: file
         :param truncate_last_traj: not used
-        :raises ValueError: if it was filled with another number of environments
+        :raises ValueError: if it was filled with another number of environments; the model keeps its own buffer then
         """
         made = self.replay_buffer
-        super().load_replay_buffer(path, truncate_last_traj)
-        buffer = self.replay_buffer
-        assert made is not None and buffer is not None
-        if buffer.n_envs != self.n_envs:
-            raise ValueError(
-                f"The replay buffer was filled with {buffer.n_envs} environments, the model has {self.n_envs}: "
-                "load it into a model with as many."
-            )
-        buffer.take_settings_from(made)
+        try:
+            super().load_replay_buffer(path, truncate_last_traj)
+            buffer = self.replay_buffer
+            assert made is not None and buffer is not None
+            if buffer.n_envs != self.n_envs:
+                raise ValueError(
+                    f"The replay buffer was filled with {buffer.n_envs} environments, the model has {self.n_envs}: "
+                    "load it into a model with as many."
+                )
+            buffer.take_settings_from(made)
+        except BaseException:
+            self.replay_buffer = made
+            raise
         buffer.end_trajectories()
 
 
@@ -359,8 +377,9 @@ def check_names(given: Mapping[str, Any] | None, owner: type, algorithm: str, se
     """
     parameters = inspect.signature(owner.__init__).parameters  # type: ignore[misc]
     known = [name for name in parameters if name not in RESERVED]
-    if given is not None and not isinstance(given, Mapping):
-        others = "True, False or " if setting.endswith(("gate", "offset_search")) else ""
+    switch = setting.endswith(("gate", "offset_search"))
+    if not isinstance(given, Mapping) and (switch or given is not None):
+        others = "True, False or " if switch else ""
         raise ValueError(f"{setting} must be {others}a dict with some of {', '.join(known)}, got {given!r}.")
     unknown = sorted(set(given or {}) - set(parameters))
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

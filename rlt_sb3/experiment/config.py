@@ -318,6 +318,12 @@ class TrainConfig:
             )
         if mode != "sync" and "train_freq" in self.settings:
             raise ValueError(f"rollout.mode {mode!r} sets {self.algorithm}.train_freq itself: leave one of them out.")
+        frequency = self.settings.get("train_freq")
+        if isinstance(frequency, list | tuple) and "episode" in frequency and self.num_envs > 1:
+            raise ValueError(
+                f"{self.algorithm}.train_freq must be counted in steps with {self.num_envs} simulators, for example "
+                f"[1, 'step'], got {list(frequency)}."
+            )
         if mode != "async":
             return
         if self.rollout.workers is None:

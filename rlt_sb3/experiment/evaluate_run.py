@@ -14,7 +14,7 @@ from rlt_sb3.evaluation.evaluate import Predictor, check_split, evaluate
 from rlt_sb3.evaluation.results import Evaluation, StateResult, csv_rows, dumps
 from rlt_sb3.evaluation.shards import merge, parse_shard
 from rlt_sb3.experiment.algorithms import get_algorithm
-from rlt_sb3.experiment.checkpoints import all_checkpoints
+from rlt_sb3.experiment.checkpoints import FOLDER, all_checkpoints
 from rlt_sb3.experiment.config import TrainConfig, load_config
 from rlt_sb3.experiment.environment import check_device, make_env
 from rlt_sb3.experiment.eval_config import EvalConfig
@@ -156,8 +156,16 @@ def _models(config: EvalConfig, run: Path, settings: TrainConfig) -> Models:
     path = run / MODELS[config.model] if config.model in MODELS else Path(config.model)
     if not path.is_file():
         raise ValueError(f"There is no model {path}; model is 'best', 'last', 'vla' or the path of a saved model.")
-    label = config.model if config.model in MODELS else path.stem
+    label = _label(config.model)
     return {label: (f"{title} ({label})", path)}
+
+
+def _label(model: str) -> str:
+    """Name a model in tables and names of files; those of all checkpoints are the file model.zip in a folder each."""
+    if model in (*MODELS, "vla"):
+        return model
+    path = Path(model).resolve()
+    return path.parent.name if path.parent.parent.name == FOLDER else path.stem
 
 
 def load_predictor(algorithm: str, path: Path, device: str) -> Predictor:
@@ -188,7 +196,7 @@ def output_path(config: EvalConfig) -> Path:
     if config.out is not None:
         return Path(config.out)
     assert config.run is not None
-    label = config.model if config.model in (*MODELS, "vla") else Path(config.model).stem
+    label = _label(config.model)
     shard = "" if config.shard is None else "-" + config.shard.replace("/", "of")
     return Path(config.run) / f"eval-{label}-{config.split or 'eval'}{_suffix(config)}{shard}.json"
 

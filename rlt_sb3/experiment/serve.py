@@ -208,6 +208,10 @@ def _frozen(env: EnvConfig, device: str) -> tuple[FrozenVLA, Encoder]:
     given = env.make_kwargs()
     if given.get("critical_phase") is not None:
         raise ValueError("The run has a critical_phase, which only a simulator can tell: it cannot be served.")
+    if given.get("show_task"):  # requests have the task in words only
+        raise ValueError(
+            "The run has show_task, the task's number in the suite, which requests lack: it cannot be served."
+        )
     try:
         entry = gym.spec(env.id).vector_entry_point
         entry = resolve_name(entry) if isinstance(entry, str) else entry

@@ -1,4 +1,4 @@
-"""Checks of settings that Stable-Baselines3's own off-policy algorithms lack, before there is an environment."""
+"""Checks of settings that Stable-Baselines3's own algorithms lack, before there is an environment."""
 
 from __future__ import annotations
 
@@ -21,6 +21,78 @@ RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
+def check_ranges(
+    name: str, settings: Mapping[str, Any], ranges: Mapping[str, tuple[str, Callable[[Any], bool]]]
+) -> None:
+    """
+    Refuse numbers out of range, and a negative learning rate.
+
+    :param name: section of the settings, for messages
+    :param settings: keyword arguments of the right types, with schedules made
+    :param ranges: as :data:`RANGES`
+    :raises ValueError: names the setting, what is allowed and what was given
+    """
+    from stable_baselines3.common.utils import FloatSchedule
+
+    for setting, (allowed, holds) in ranges.items():
+        if setting in settings and not holds(settings[setting]):
+            raise ValueError(f"{name}.{setting} must be {allowed}, got {settings[setting]!r}.")
+    rate = settings.get("learning_rate", 0.0)
+    if min(FloatSchedule(rate)(remaining) for remaining in (1.0, 0.5, 0.0)) < 0.0:
+        raise ValueError(f"{name}.learning_rate must be >= 0, got {rate!r}.")
+
+
+def check_chunk_policy(
+    name: str, algorithm: Any, policy: Any, settings: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> None:
+    """
+    Try settings of an algorithm whose actions are chunks on spaces made up for them.
+
+    What depends on the environment's own spaces is checked when a model is made.
+
+    :param name: section of the settings, for messages
+    :param algorithm: its class
+    :param policy: its policy, as it takes it
+    :param settings: keyword arguments of it of the right types, with classes looked up and schedules made
+    :param defaults: of a run; the settings override them
+    :raises ValueError: names the setting, what is allowed and what was given
+    """
+    import numpy as np
+    from gymnasium import spaces
+
+    given = {**defaults, **deepcopy(dict(settings))}
+    skipped = ("features_extractor_class", "features_extractor_kwargs", "stride")  # need the environment
+    for part in ("policy_kwargs", "replay_buffer_kwargs"):
+        if given.get(part):
+            given[part] = {key: value for key, value in given[part].items() if key not in skipped}
+    parts = (given.get("policy_kwargs") or {}).get("parts", 1)
+    chunks = spaces.Box(-1.0, 1.0, (max(parts, 1), 2), np.float32)
+    boxes = {key: spaces.Box(-1.0, 1.0, (2,), np.float32) for key in ("z_rl", "proprio")} | {"vla_ref": chunks}
+
+    def make() -> None:
+        small = {"buffer_size": 1} if "buffer_size" in given else {}
+        model: Any = algorithm(
+            policy, None, _init_setup_model=False, **(given | {"device": "cpu", "verbose": 0} | small)
+        )
+        model.n_envs = 1
+        model.action_space, model.observation_space = chunks, spaces.Dict(boxes)  # type: ignore[arg-type]
+        model._setup_model()
+
+    _try(name, settings, make)
+
+
+def _try(name: str, settings: Mapping[str, Any], make: Callable[[], None]) -> None:
+    """Make something of settings, with generators of random numbers as they were; say in one line why it fails."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        try:
+            make()
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+            reason = " ".join(str(e).split()).rstrip(".")
+            raise ValueError(f"{name} cannot be used ({reason}): {dict(settings)!r}.") from e
+
+
 def check_off_policy(
     name: str,
     algorithm: Any,
@@ -39,38 +111,30 @@ def check_off_policy(
     :raises ValueError: names the setting, what is allowed and what was given
     """
     import numpy as np
-    import torch
     from gymnasium import spaces
-    from stable_baselines3.common.utils import FloatSchedule
 
-    for setting, (allowed, holds) in RANGES.items():
-        if setting in settings and not holds(settings[setting]):
-            raise ValueError(f"{name}.{setting} must be {allowed}, got {settings[setting]!r}.")
+    check_ranges(name, settings, RANGES)
     if settings.get("n_steps", 1) != 1:
         raise ValueError(
             f"{name}.n_steps must be 1, got {settings['n_steps']!r}: Stable-Baselines3 has no returns over several "
             "transitions with observations in a dict."
         )
-    rate = settings.get("learning_rate", 0.0)
-    if min(FloatSchedule(rate)(remaining) for remaining in (1.0, 0.5, 0.0)) < 0.0:
-        raise ValueError(f"{name}.learning_rate must be >= 0, got {rate!r}.")
     given = {**defaults, **deepcopy(dict(settings))}  # Stable-Baselines3 adds entries to policy_kwargs
-    with torch.random.fork_rng(devices=[]):
-        try:
-            model: Any = algorithm(
-                "MultiInputPolicy",
-                None,
-                _init_setup_model=False,
-                **(given | {"device": "cpu", "buffer_size": 1, "verbose": 0}),
-            )
-            model.n_envs = 1
-            model.env = model  # asked for its action space
-            model.action_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
-            boxes = {key: spaces.Box(-1.0, 1.0, (2,), np.float32) for key in ("z_rl", "proprio", "vla_ref")}
-            model.observation_space = spaces.Dict(boxes)  # type: ignore[arg-type]
-            model._setup_model()
-            if also is not None:
-                also(model)
-        except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"{name} cannot be used ({reason}): {dict(settings)!r}.") from error
+
+    def make() -> None:
+        model: Any = algorithm(
+            "MultiInputPolicy",
+            None,
+            _init_setup_model=False,
+            **(given | {"device": "cpu", "buffer_size": 1, "verbose": 0}),
+        )
+        model.n_envs = 1
+        model.env = model  # asked for its action space
+        model.action_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
+        boxes = {key: spaces.Box(-1.0, 1.0, (2,), np.float32) for key in ("z_rl", "proprio", "vla_ref")}
+        model.observation_space = spaces.Dict(boxes)  # type: ignore[arg-type]
+        model._setup_model()
+        if also is not None:
+            also(model)
+
+    _try(name, settings, make)

@@ -278,6 +278,8 @@ def check(settings: dict[str, Any]) -> None:
             raise ValueError(f"{name} must be >= {low}, got {settings[name]!r}.")
     if not 0.0 < settings.get("clip_range", 0.2) < 1.0:
         raise ValueError(f"clip_range must be in (0, 1), got {settings['clip_range']!r}.")
+    if not settings.get("max_grad_norm", 0.5) > 0.0:
+        raise ValueError(f"max_grad_norm must be > 0, got {settings['max_grad_norm']!r}.")
     rate = settings.get("learning_rate", 0.0)
     if min(FloatSchedule(rate)(remaining) for remaining in (1.0, 0.5, 0.0)) < 0.0:
         raise ValueError(f"learning_rate must be >= 0, got {rate!r}.")

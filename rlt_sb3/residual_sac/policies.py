@@ -140,6 +140,8 @@ class ResidualSACPolicy(SACPolicy):
             raise ValueError(f"parts must be a divisor of the chunk's {action_space.shape[0]} steps, got {parts!r}.")
         if not scale > 0.0:
             raise ValueError(f"scale must be > 0, got {scale!r}.")
+        if not isinstance(n_critics, int) or n_critics < 1:
+            raise ValueError(f"n_critics must be an integer >= 1, got {n_critics!r}.")
         if use_sde:
             raise ValueError("use_sde must be False: the policy has its own distribution.")
         self.residual = {"scale": scale, "parts": parts, "log_std_init": log_std_init}

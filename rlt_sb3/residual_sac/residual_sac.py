@@ -10,6 +10,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
+from stable_baselines3.common.utils import FloatSchedule
 
 from rlt_sb3.common.chunk_off_policy import ChunkOffPolicyAlgorithm
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
@@ -160,11 +161,13 @@ class ResidualSAC(ChunkOffPolicyAlgorithm, SAC):
         alone = min(gradient_steps, max(self.critic_warmup_updates - self._n_updates, 0))
         if alone:
             coefficient = None if self.log_ent_coef is None else self.log_ent_coef.detach().clone()
-            self.actor.requires_grad_(False)
-            super().train(alone, batch_size)
-            self.actor.requires_grad_(True)
-            if coefficient is not None and self.log_ent_coef is not None:
-                self.log_ent_coef.data.copy_(coefficient)
+            try:
+                self.actor.requires_grad_(False)
+                super().train(alone, batch_size)
+            finally:  # also after Ctrl-C: learn() can be called again
+                self.actor.requires_grad_(True)
+                if coefficient is not None and self.log_ent_coef is not None:
+                    self.log_ent_coef.data.copy_(coefficient)
         if gradient_steps > alone:
             super().train(gradient_steps - alone, batch_size)
 
@@ -185,3 +188,6 @@ def check(settings: dict[str, Any]) -> None:
             raise ValueError(f"{name} must be > 0, got {settings[name]!r}.")
     if not 0.0 <= settings.get("gamma", 0.0) <= 1.0:
         raise ValueError(f"gamma must be in [0, 1] (discount per control step), got {settings['gamma']!r}.")
+    rate = settings.get("learning_rate", 0.0)
+    if min(FloatSchedule(rate)(remaining) for remaining in (1.0, 0.5, 0.0)) < 0.0:
+        raise ValueError(f"learning_rate must be >= 0, got {rate!r}.")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
 from rlt_sb3.common.chunk_outcome import ChunkOutcome, envs_of
+
+#: The smallest positive number
+LEAST = np.finfo(float).tiny
 
 
 def phase_of(references: Any, gripper: int | None) -> Any:
@@ -61,14 +65,14 @@ class OffsetSearch:
     def __init__(
         self, opening: int = 48, share: float = 1.0, std: float = 0.02, reach: float = 0.01, memory: int = 400
     ):
-        for name, value, ok, allowed in (
-            ("opening", opening, isinstance(opening, int) and opening >= 0, "an integer >= 0 (episodes)"),
-            ("share", share, 0.0 <= share <= 1.0, "in [0, 1] (a share of the episodes with noise)"),
-            ("std", std, std > 0.0, "> 0 (units of action)"),
-            ("reach", reach, reach > 0.0, "> 0 (units of action)"),
-            ("memory", memory, memory >= self.FIRST, f">= {self.FIRST} (episodes)"),
+        for name, value, kind, low, high, allowed in (
+            ("opening", opening, Integral, 0, np.inf, "an integer >= 0 (episodes)"),
+            ("share", share, Real, 0.0, 1.0, "in [0, 1] (a share of the episodes with noise)"),
+            ("std", std, Real, LEAST, np.inf, "> 0 (units of action)"),
+            ("reach", reach, Real, LEAST, np.inf, "> 0 (units of action)"),
+            ("memory", memory, Integral, self.FIRST, np.inf, f"an integer >= {self.FIRST} (episodes)"),
         ):
-            if not ok:
+            if not (isinstance(value, kind) and low <= value <= high):
                 raise ValueError(f"offset_search.{name} must be {allowed}, got {value!r}.")
         self.opening, self.share, self.std, self.reach, self.memory = opening, share, std, reach, memory
 

@@ -668,14 +668,16 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         loss = bc_coef * squared.mean() if isinstance(bc_coef, float) else (bc_coef * squared).mean()
         actor_q = th.zeros((), device=self.device)
         if follow_q:
-            # only the gradient with respect to the action is needed, which saves a third of the work
-            self.critic.requires_grad_(False)
             sampled = actions
             if self.policy.actor_std > 0.0:
                 noise = times_per_dimension(th.randn_like(actions), self.policy.actor_std * self.action_unit)
                 sampled = AntiWindupClamp.apply(actions + noise)
-            actor_q = self.critic.actor_q(observations, sampled).mean()
-            self.critic.requires_grad_(True)
+            try:
+                # only the gradient with respect to the action is needed, which saves a third of the work
+                self.critic.requires_grad_(False)
+                actor_q = self.critic.actor_q(observations, sampled).mean()
+            finally:  # also after Ctrl-C: learn() can be called again
+                self.critic.requires_grad_(True)
             loss = loss - actor_q
         self.actor.optimizer.zero_grad()
         loss.backward()

@@ -95,6 +95,9 @@ def check_values(model: Any) -> None:
     units = ("step", "episode", OVERLAP, *TrainFrequencyUnit)  # the last ones are those of a loaded model
     known = len(frequency) == 2 and counts and frequency[1] in units
     require("train_freq", known, "an integer >= 1 (vector steps), or (n, 'step'), (n, 'episode') or (n, 'overlap')")
+    in_steps = frequency[1] not in ("episode", TrainFrequencyUnit.EPISODE)
+    count = 1 if model.env is None else model.n_envs
+    require("train_freq", in_steps or count == 1, f"counted in steps with {count} environments")
     for name in ("learning_rate", "bc_coef"):
         given, progress = getattr(model, name), "progress remaining, from 1 to 0, to a number"
         if name == "bc_coef" and isinstance(given, ChunkSchedule):
@@ -218,6 +221,6 @@ def check_before_env(algorithm: type, settings: Mapping[str, Any]) -> None:
         for name, make in made.items():
             try:
                 make()
-            except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+            except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError) as error:
                 reason = " ".join(str(error).split())
                 raise ValueError(f"{name} cannot be used ({reason}): {settings.get(name)!r}.") from error

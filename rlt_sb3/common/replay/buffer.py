@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,8 @@ class ChunkReplayBuffer(DictReplayBuffer):
     next one of the row before, the trajectory counts as cut.
 
     Chunks that a worker did not finish (the outcome is ``broken``, or of 0 steps) and chunks that began before the
-    critical phase of their episode are not stored. The row before such a chunk leads to its observation as usual.
+    critical phase of their episode are not stored. The row before such a chunk leads to its observation as usual, and
+    what was stored of the episode is marked if it ends in success (not where a worker broke).
 
     **Successes.** When an episode ends in success, all of its rows are marked, ``successful`` in a sample. Until then,
     and for good if the episode was cut off, they count as rows of a failure.
@@ -248,7 +250,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
         with self._lock:
             for row, (env, chunk, outcome) in enumerate(zip(envs_of(outcomes), chunks, outcomes, strict=True)):
                 if chunk is None:
-                    self.open_episodes[env] = None
+                    self._pass_over(env, bool(done[row]), outcome)
                     continue
                 limit = bool(infos[row].get("TimeLimit.truncated", False)) and self.handle_timeout_termination
                 self._add_chunk(env, row, obs, next_obs, chunk, bool(done[row]), limit, outcome)
@@ -291,6 +293,16 @@ class ChunkReplayBuffer(DictReplayBuffer):
             )
         return Chunk(executed, rewards, steps, taken_over)
 
+    def _pass_over(self, env: int, done: bool, outcome: ChunkOutcome) -> None:
+        """Leave a chunk out; the rows before it belong to the same episode, which can still end in success."""
+        episode, self.open_episodes[env] = self.open_episodes[env], None
+        if episode is None or outcome.broken:
+            return
+        if not done:
+            self.open_episodes[env] = replace(episode, slot=None, inner=[])
+        elif outcome.success:
+            self._mark_success(episode.numbers, episode.copies)
+
     def _add_chunk(
         self,
         env: int,
@@ -303,10 +315,12 @@ class ChunkReplayBuffer(DictReplayBuffer):
         outcome: ChunkOutcome,
     ) -> None:
         storage, episode, first = self.storage, self.open_episodes[env], self.storage.written
-        if episode is not None and not storage.holds(episode.slot, obs, row):
-            episode = None
+        slot = None if episode is None else episode.slot
+        if slot is not None and not storage.holds(slot, obs, row):
+            episode = slot = None
         numbers, copies = (episode.numbers, episode.copies) if episode is not None else ([], {})
-        slot = episode.slot if episode is not None else storage.put_observation(obs, row)
+        if slot is None:
+            slot = storage.put_observation(obs, row)
         starts: dict[int, int] = {}  # control step in this chunk -> slot of its observation
         if self.stride is not None:
             assert outcome.inner_obs is not None
@@ -327,11 +341,14 @@ class ChunkReplayBuffer(DictReplayBuffer):
                 self._complete(copies, open_slot, join_chunks(chunk, None, step), *ends, task)
             starts = {}
         if done and outcome.success:
-            storage.mark_success(numbers)
-            if copies and self.offline is not None:
-                self.offline.mark_success(list(copies.values()))
+            self._mark_success(numbers, copies)
         inner_rows = [(s, step) for step, s in starts.items()]
         self.open_episodes[env] = None if done else OpenEpisode(next_slot, chunk, inner_rows, numbers, copies)
+
+    def _mark_success(self, numbers: list[int], copies: dict[int, int]) -> None:
+        self.storage.mark_success(numbers)
+        if copies and self.offline is not None:
+            self.offline.mark_success(list(copies.values()))
 
     def _complete(
         self,

@@ -27,14 +27,14 @@ class OpenEpisode:
     """
     The running episode of one sub-environment.
 
-    :param slot: slot of the observation after the newest chunk
-    :param chunk: the newest chunk
+    :param slot: slot of the observation after the newest chunk; None: the newest chunk was not stored
+    :param chunk: the newest chunk that was stored
     :param inner: rows that began inside it and are not complete yet: (slot, control step)
     :param numbers: the observations of the episode so far, counted as they were written
     :param copies: see :func:`~rlt_sb3.common.replay.intervention_copies.copy_row`
     """
 
-    slot: int
+    slot: int | None
     chunk: Chunk
     inner: list[tuple[int, int]] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)

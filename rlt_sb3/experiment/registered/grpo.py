@@ -6,12 +6,14 @@ from inspect import signature
 from typing import Any
 
 from rlt_sb3.experiment.algorithms import Algorithm, proprio_settings, register_algorithm
+from rlt_sb3.experiment.stock_settings import check_chunk_policy
 
 
 def _check(settings: dict[str, Any]) -> None:
-    from rlt_sb3.grpo.grpo import check
+    from rlt_sb3.grpo.grpo import GRPO, check
 
     check(settings)
+    check_chunk_policy("grpo", GRPO, "MultiInputPolicy", settings, {})
 
 
 def _env_kwargs(settings: dict[str, Any]) -> dict[str, Any]:

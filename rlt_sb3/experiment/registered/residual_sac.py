@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from rlt_sb3.experiment.algorithms import Algorithm, proprio_settings, register_algorithm
+from rlt_sb3.experiment.stock_settings import check_chunk_policy
 
 
 def _check(settings: dict[str, Any]) -> None:
-    from rlt_sb3.residual_sac.residual_sac import check
+    from rlt_sb3.residual_sac.residual_sac import ResidualSAC, check
 
     check(settings)
+    check_chunk_policy("residual_sac", ResidualSAC, "MultiInputPolicy", settings, {})
 
 
 register_algorithm(

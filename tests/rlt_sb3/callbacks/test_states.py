@@ -1,6 +1,7 @@
 """Callbacks as parts for Stable-Baselines3: their state goes through JSON into new ones, which then go on the same."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,6 +103,28 @@ def test_budget_goes_on_where_it_was(tmp_path):
     run.learn(1000)
     assert run.callbacks["budget"].control_steps == 60 and run.model.num_timesteps == 10
     assert run.callbacks["budget"].minutes > 2.0
+
+
+def test_budget_counts_the_minutes_of_all_calls_of_learn(tmp_path, monkeypatch):
+    """But not those between two calls."""
+    run, now = Run(tmp_path, 100), 0.0
+    monkeypatch.setattr("rlt_sb3.callbacks.budget.time", SimpleNamespace(monotonic=lambda: now))
+    budget = run.callbacks["budget"]
+    budget.init_callback(run.model)
+    for minutes in (5.0, 2.0):
+        budget._on_training_start()
+        now += 60.0 * minutes
+        budget.on_training_end()
+        now += 600.0
+    budget._on_training_start()
+    assert budget.minutes == 7.0
+
+
+def test_verdicts_of_a_reward_model_are_kept():
+    metrics, resumed = MetricsCallback(window=3), MetricsCallback(window=3)
+    metrics.wrong.extend([True, False, False, True])
+    resumed.load_state_dict(json.loads(json.dumps(metrics.state_dict())))
+    assert list(resumed.wrong) == [False, False, True] and resumed.wrong.maxlen == 3
 
 
 def test_new_episodes_are_told_to_the_model(tmp_path):

@@ -118,6 +118,7 @@ WRONG = [
     ("rlt", {"train_freq": "often"}, r"rlt\.train_freq must be of type int \| \[int, str\], got 'often'"),
     ("rlt", {"train_freq": 0}, "train_freq must be an integer >= 1"),
     ("rlt", {"train_freq": [1, "week"]}, r"train_freq must be .* or \(n, 'overlap'\), got \(1, 'week'\)"),
+    ("rlt", {"train_freq": [1, "episode"]}, r"rlt\.train_freq must be counted in steps with 2 simulators, .* got \[1"),
     ("rlt", {"exploration_std": "wide"}, r"rlt\.exploration_std must be of type float \| list\[float\]"),
     ("rlt", {"action_scale": [1, 1, "x"]}, r"rlt\.action_scale must be of type .*list\[float\]"),
     (
@@ -147,6 +148,8 @@ WRONG = [
         {"policy_kwargs": {"net_arch": "big"}},
         r"rlt\.policy_kwargs\.net_arch must be of type list\[int\] \| ",
     ),
+    ("rlt", {"policy_kwargs": {"net_arch": [0]}}, r"policy_kwargs cannot be used \(float division by zero\)"),
+    ("rlt", {"policy_kwargs": {"offset_search": {"std": "a"}}}, r"offset_search\.std must be > 0 .*, got 'a'"),
     ("rlt", {"policy_kwargs": {"n_target_critics": "x"}}, r"n_target_critics must be of type int \| null, got 'x'"),
     ("rlt", {"policy_kwargs": {"optimizer_kwargs": {"speed": 1}}}, r"policy_kwargs cannot be used .*speed"),
     ("rlt", {"policy_kwargs": {"train_token": {}}}, r"train_token needs .* set env\.show_tokens to true"),
@@ -167,6 +170,7 @@ WRONG = [
     ("tqc", {"gradient_steps": 0}, r"tqc\.gradient_steps must be >= 1, or -1"),
     ("tqc", {"train_freq": 0}, r"tqc\.train_freq must be >= 1"),
     ("tqc", {"train_freq": [1, "week"]}, r"tqc cannot be used .*week"),
+    ("tqc", {"train_freq": [1, "episode"]}, r"tqc\.train_freq must be counted in steps with 2 simulators"),
     ("tqc", {"learning_rate": "a"}, rf"tqc\.learning_rate must be of type {SCHEDULE}, got 'a'"),
     ("tqc", {"learning_rate": -1.0}, r"tqc\.learning_rate must be >= 0, got -1\.0"),
     ("tqc", {"learning_rate": {"start": 1, "end": "x"}}, r"tqc\.learning_rate must be a number or \{start: NUMBER"),
@@ -188,7 +192,7 @@ def test_values_of_the_algorithm(tmp_path, capsys, monkeypatch, name, section, m
     def started(*args, **kwargs):
         raise AssertionError("simulators were started")
 
-    monkeypatch.setattr("rlt_sb3.experiment.train.make_env", started)
+    monkeypatch.setattr("rlt_sb3.experiment.train.make_training_env", started)
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump({"algorithm": name, name: section, "out": str(tmp_path / "runs")}))
     assert re.search(message, refused(capsys, "train", "--config", str(path)))

@@ -33,10 +33,27 @@ class Arrivals(BaseCallback):
 KEPT = ("obs", "actions", "new_obs", "rewards", "dones", "infos", "began")
 
 
-def learned(chunks=240, venv=None, **kwargs):
+class Resets(BaseCallback):
+    """Resets the environments in the midst of episodes, as an evaluation in the simulators of training does."""
+
+    def __init__(self, every):
+        super().__init__()
+        self.every, self.count = every, 0
+
+    def _on_rollout_start(self):
+        if self.num_timesteps // self.every > self.count:
+            self.count += 1
+            self.model.end_trajectories()
+            self.model._last_obs = self.training_env.reset()
+
+    def _on_step(self):
+        return True
+
+
+def learned(chunks=240, venv=None, also=None, **kwargs):
     seen = Arrivals()
     model = make_model(venv=local() if venv is None else venv, **fast(**kwargs))
-    model.learn(chunks, callback=seen)
+    model.learn(chunks, callback=[seen] if also is None else [seen, also])
     return model, seen.steps
 
 
@@ -115,10 +132,12 @@ def test_trials_are_the_episodes_that_were_played_without_noise():
     assert [trial.success for trial in gate.trials.trials] == [success for *_, success in tried][:12]
 
 
-def test_the_search_counts_the_offsets_that_collectors_have_tried():
+@pytest.mark.parametrize("resets", [None, Resets(every=100)], ids=["one reset", "many resets"])
+def test_the_search_counts_the_offsets_that_collectors_have_tried(resets):
     """The network does not learn yet, so what is played is the VLA's chunk and the offset of the episode."""
     settings = {"net_arch": [32, 32], "offset_search": {"opening": 1000, "memory": 200}}
-    model, steps = learned(900, exploration_std=0.0, policy_kwargs=settings)
+    chunks, gate = (900, False) if resets is None else (1200, {"share": 0.5, "window": 4})
+    model, steps = learned(chunks, also=resets, exploration_std=0.0, policy_kwargs=settings, gate=gate)
     expected, running, searching = [], {}, 0
     for envs, step, _ in steps:
         for row, env in enumerate(envs):

@@ -11,16 +11,19 @@ import toy_env
 from run_helpers import quick, same, small
 from stable_baselines3.common.callbacks import CallbackList
 
+from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT, GymnasiumVecEnv
+from rlt_sb3.callbacks import BudgetCallback, SelectionCallback
 from rlt_sb3.cli.main import main
 from rlt_sb3.common.flat_actions import FlatActions, WholeChunkReplayBuffer
+from rlt_sb3.evaluation.results import Evaluation, StateResult
 from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
 from rlt_sb3.experiment.config import EnvConfig, EvalSettings, ReportConfig
 from rlt_sb3.experiment.environment import make_env
 from rlt_sb3.experiment.eval_config import EvalConfig
 from rlt_sb3.experiment.evaluate_run import evaluate_run
 from rlt_sb3.experiment.imports import check_hooks, check_import, resolve_class, resolve_classes
-from rlt_sb3.experiment.models import load_model
+from rlt_sb3.experiment.models import load_model, make_model, make_vec_env
 from rlt_sb3.experiment.report import read_metrics, report, write_report
 from rlt_sb3.experiment.train import train
 
@@ -118,10 +121,6 @@ def test_baseline_goes_the_same_way(tmp_path, capsys):
 
 @pytest.mark.parametrize("untrained_is_best", [True, False])
 def test_guard_restores_networks_and_keeps_the_buffer(tmp_path, untrained_is_best):
-    from rlt_sb3.callbacks.budget import BudgetCallback
-    from rlt_sb3.callbacks.selection import SelectionCallback
-    from rlt_sb3.evaluation.results import Evaluation, StateResult
-
     def outcome(successes):
         return Evaluation("x", "selection", [StateResult(p, 0, p, p < successes, 5, 1) for p in range(20)])
 
@@ -155,6 +154,32 @@ def test_guard_restores_networks_and_keeps_the_buffer(tmp_path, untrained_is_bes
     assert guard.below_vla(outcome(1)) and not guard.below_vla(outcome(9))
     model.learn(10, reset_num_timesteps=False)  # goes on
     venv.close()
+
+
+@pytest.mark.parametrize(
+    "name, settings", [("ppo", {"n_steps": 20, "batch_size": 20}), ("grpo", {"group_size": 2, "groups": 2})]
+)
+def test_guard_restores_policies_without_an_actor_apart(tmp_path, name, settings):
+    """The untrained model is the best one: what plays is put back, the value function stays."""
+
+    def outcome(successes):
+        return Evaluation("x", "selection", [StateResult(p, 0, p, p < successes, 5, 1) for p in range(20)])
+
+    venv = make_vec_env(name, FakeRLTokenVectorEnv(2, group_size=settings.get("group_size", 1)))
+    model = make_model(name, venv, settings, 0)
+    guard = SelectionCallback(
+        lambda player: outcome(1), 1000, outcome(18), BudgetCallback(200), tmp_path / "best.zip", guard="restore"
+    )
+    guard.init_callback(model)
+    guard.keep(outcome(18))
+    start = {key: value.clone() for key, value in model.policy.state_dict().items()}
+    model.learn(200)
+    worse = {key: value.clone() for key, value in model.policy.state_dict().items()}
+    assert not any(worse[key].equal(start[key]) for key in ("log_std", "action_net.weight"))
+    assert name == "grpo" or not worse["value_net.weight"].equal(start["value_net.weight"])
+    guard.run()
+    for key, value in model.policy.state_dict().items():
+        assert value.equal((worse if "value_net" in key else start)[key]), key
 
 
 @pytest.mark.parametrize("guard, told", [("restore", "the best networks so far are put back"), ("warn", "it goes on")])

@@ -1,8 +1,12 @@
 """PPO, GRPO and residual SAC in runs: trained, evaluated, resumed; what they tell the run, their registration."""
 
+import copy
 import json
+import random
 
+import numpy as np
 import pytest
+import torch
 from run_helpers import ROOT, quick, same, without_clocks
 
 from rlt_sb3.experiment import algorithms
@@ -82,10 +86,50 @@ def test_one_file_registers_each():
         assert [path for path in general if path.stem != name and name in path.read_text()] == []
 
 
-def test_settings_are_refused_before_a_run_starts():
-    with pytest.raises(ValueError, match="group_size must be >= 2, got 1"):
-        resolve_settings("grpo", {"group_size": 1})
-    with pytest.raises(ValueError, match="utd must be > 0, got 0"):
-        resolve_settings("residual_sac", {"utd": 0.0})
-    with pytest.raises(ValueError, match=r"Unknown PPO setting 'policy_kwargs\.typo'"):
-        resolve_settings("ppo", {"policy_kwargs": {"typo": 1}})
+REFUSED = [
+    ("grpo", {"group_size": 1}, "group_size must be >= 2, got 1"),
+    ("grpo", {"max_grad_norm": -1.0}, "max_grad_norm must be > 0, got -1.0"),
+    ("grpo", {"policy_kwargs": {"parts": 0}}, r"grpo cannot be used \(parts must be a divisor"),
+    ("residual_sac", {"utd": 0.0}, "utd must be > 0, got 0"),
+    ("residual_sac", {"learning_rate": -1}, "learning_rate must be >= 0, got -1"),
+    ("residual_sac", {"ent_coef": "x"}, r"residual_sac cannot be used \(could not convert .*'x'"),
+    ("residual_sac", {"policy_kwargs": {"scale": -1}}, r"residual_sac cannot be used \(scale must be > 0, got -1\)"),
+    ("residual_sac", {"policy_kwargs": {"n_critics": 0}}, "residual_sac cannot be used"),
+    ("residual_sac", {"policy_kwargs": {"net_arch": [0]}}, "residual_sac cannot be used"),
+    ("residual_sac", {"replay_buffer_kwargs": {"offline_ratio": 2}}, r"offline_ratio must be in \[0, 1\]"),
+    ("ppo", {"policy_kwargs": {"typo": 1}}, r"Unknown PPO setting 'policy_kwargs\.typo'"),
+    ("ppo", {"policy_kwargs": {"parts": 0}}, r"ppo cannot be used \(parts must be a divisor"),
+    ("ppo", {"n_steps": 0}, r"ppo\.n_steps must be >= 2, got 0"),
+    ("ppo", {"batch_size": 1}, r"ppo\.batch_size must be >= 2, got 1"),
+    ("ppo", {"n_epochs": 0}, r"ppo\.n_epochs must be >= 1, got 0"),
+    ("ppo", {"gamma": 2}, r"ppo\.gamma must be in \[0, 1\] \(discount per chunk\), got 2"),
+    ("ppo", {"target_kl": -1}, r"ppo\.target_kl must be > 0, or null for no limit, got -1"),
+    ("ppo", {"learning_rate": -1}, r"ppo\.learning_rate must be >= 0, got -1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), REFUSED, ids=[f"{name}-{case}" for name, case, _ in REFUSED])
+def test_settings_are_refused_before_a_run_starts(name, settings, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        resolve_settings(name, settings)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("ppo", {"policy_kwargs": {"parts": 3, "features_extractor_kwargs": {"proprio_norm": "none"}}}),
+        ("ppo", {"clip_range": {"start": 0.2, "end": 0.1}, "device": "auto"}),
+        ("grpo", {"policy_kwargs": {"parts": 2, "net_arch": [8]}, "group_size": 4}),
+        (
+            "residual_sac",
+            {"policy_kwargs": {"parts": 2}, "replay_buffer_kwargs": {"stride": 2}, "ent_coef": "auto_0.1"},
+        ),
+    ],
+)
+def test_settings_that_can_be_used_pass_and_draw_nothing(name, settings):
+    given = copy.deepcopy(settings)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    resolve_settings(name, settings)
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[2]
+    assert np.array_equal(np.random.get_state()[1], before[1]) and settings == given

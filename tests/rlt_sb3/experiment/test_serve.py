@@ -264,6 +264,7 @@ def change(run, out, **changes):
         ({"id": "FakeRLToken-v0"}, "'FakeRLToken-v0' of the run has no frozen VLA and RL token of its own"),
         ({"id": "Nothing-v0"}, "'Nothing-v0' of the run cannot be found"),
         ({"kwargs": {"critical_phase": "a:b"}}, "only a simulator can tell"),
+        ({"show_task": True}, "has show_task, .* which requests lack: it cannot be served"),
     ],
 )
 def test_runs_that_cannot_be_served(run, tmp_path, changes, says):

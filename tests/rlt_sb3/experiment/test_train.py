@@ -16,7 +16,7 @@ from rlt_sb3.experiment.checkpoints import all_checkpoints
 from rlt_sb3.experiment.config import EnvConfig, EvalSettings, load_config, save_config
 from rlt_sb3.experiment.environment import make_env
 from rlt_sb3.experiment.eval_config import EvalConfig
-from rlt_sb3.experiment.evaluate_run import evaluate_run
+from rlt_sb3.experiment.evaluate_run import evaluate_run, output_path
 from rlt_sb3.experiment.run_dir import RunDir
 from rlt_sb3.experiment.train import train
 
@@ -283,3 +283,17 @@ def test_files_are_written_whole_or_not_at_all(tmp_path):
         raise RuntimeError
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
     assert [RunDir.create(tmp_path / "run").path.name for _ in range(3)] == ["run", "run-2", "run-3"]
+
+
+def test_the_evaluation_of_a_checkpoint_has_a_file_of_its_own(tmp_path, monkeypatch):
+    def name(model):
+        return output_path(EvalConfig(run="r", model=model)).as_posix()
+
+    assert name("r/checkpoints/chunk-00000400/model.zip") == "r/eval-chunk-00000400-eval.json"
+    assert name("r/checkpoints/chunk-00000800/model.zip") == "r/eval-chunk-00000800-eval.json"
+    assert name("elsewhere/mine.zip") == "r/eval-mine-eval.json"
+    assert [name(model) for model in ("best", "vla")] == ["r/eval-best-eval.json", "r/eval-vla-eval.json"]
+    folder = tmp_path / "checkpoints" / "chunk-00000040"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    assert name("model.zip") == "r/eval-chunk-00000040-eval.json"

@@ -1,5 +1,7 @@
 """Residual SAC: what is played, densities against NumPy, the warm-up, runs that repeat."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch as th
@@ -72,6 +74,27 @@ def test_warm_up_plays_the_vla_and_trains_critics_alone():
     model.learn(20, reset_num_timesteps=False)
     stored = rows.is_row(np.arange(rows.size))
     assert np.abs(rows.actions[stored] - rows.obs["vla_ref"][stored])[20:].max() > 0
+
+
+def test_an_interrupt_while_the_critics_learn_alone_lets_the_actor_learn_later(monkeypatch):
+    model = made()
+    coefficient = model.log_ent_coef.item()
+    original, calls = model.replay_buffer.sample, itertools.count()
+
+    def interrupted(*args, **kwargs):
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.replay_buffer, "sample", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.learn(40)
+    assert all(parameter.requires_grad for parameter in model.actor.parameters())
+    assert model.log_ent_coef.item() == coefficient
+    actor = {name: value.clone() for name, value in model.actor.state_dict().items()}
+    model.learn(40, reset_num_timesteps=False)
+    assert not same(actor, model.actor.state_dict())
 
 
 def test_trained_twice_and_saved(tmp_path):

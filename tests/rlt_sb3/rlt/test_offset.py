@@ -447,7 +447,7 @@ def test_without_the_search_there_is_no_offset():
         ({"share": 2.0}, r"offset_search\.share must be in \[0, 1\]"),
         ({"std": 0.0}, r"offset_search\.std must be > 0 \(units of action\), got 0"),
         ({"reach": -1.0}, r"offset_search\.reach must be > 0"),
-        ({"memory": 3}, r"offset_search\.memory must be >= 16 \(episodes\), got 3"),
+        ({"memory": 3}, r"offset_search\.memory must be an integer >= 16 \(episodes\), got 3"),
         ({"shares": 0.5}, r"offset_search.shares"),
     ],
 )

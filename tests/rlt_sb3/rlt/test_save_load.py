@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch as th
 from rlt_models import (
+    Rows,
     fast,
     make_model,
     make_venv,
@@ -17,6 +18,7 @@ from rlt_models import (
 from run_helpers import same
 
 from rlt_sb3 import RLT, ChunkReplayBuffer
+from rlt_sb3.common.noise import HeldNoise
 from rlt_sb3.experiment.models import load_model
 from rlt_sb3.rlt.policies import RLTPolicy
 
@@ -82,6 +84,15 @@ def test_a_policy_saved_on_its_own_keeps_every_argument(tmp_path):
         assert RLTPolicy.load(tmp_path / "policy.pth", device="cpu").offset_search == search
 
 
+def test_a_buffer_that_is_refused_does_not_replace_the_models(tmp_path):
+    make_model(2, **fast()).learn(40).save_replay_buffer(tmp_path / "buffer.pkl")
+    model = make_model(3, **fast()).learn(39)
+    with pytest.raises(ValueError, match="was filled with 2 environments, the model has 3"):
+        model.load_replay_buffer(tmp_path / "buffer.pkl")
+    model.learn(30, reset_num_timesteps=False)
+    assert model.replay_buffer.n_envs == 3 and model.replay_buffer.rows_stored == 69
+
+
 def test_load_without_env_and_with_changed_settings(tmp_path):
     model = make_model()
     model.save(tmp_path / "model.zip")
@@ -90,6 +101,26 @@ def test_load_without_env_and_with_changed_settings(tmp_path):
     assert RLT.load(tmp_path / "model.zip", bc_coef=1.0).bc_coef == 1.0
     with pytest.raises(ValueError, match="bc_coef"):
         RLT.load(tmp_path / "model.zip", bc_coef=-1.0)
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 1), (1, 2)])
+def test_action_noise_in_another_number_of_environments(tmp_path, before, now):
+    """Each environment has noise of its own."""
+    model = make_model(before, **fast(action_noise=HeldNoise(4, [0.1] * 7), exploration_std=0.0))
+    model.learn(30)
+    model.save(tmp_path / "model.zip")
+    loaded, rows = RLT.load(tmp_path / "model.zip", env=make_venv(now), learning_starts=0), Rows()
+    loaded.learn(30, reset_num_timesteps=False, callback=rows)
+    added = rows.actions[0] - rows.obs[0]["vla_ref"]
+    assert added.shape == (now, 4, 7) and len(np.unique(added.round(6), axis=0)) == now and np.abs(added).max() > 0.01
+
+
+def test_the_gap_of_a_loaded_model_follows_its_discount_and_range(tmp_path):
+    make_model(gamma=0.97, q_bounds=(0.0, 1.0)).save(tmp_path / "model.zip")
+    changed = RLT.load(tmp_path / "model.zip", env=make_venv(2), gamma=0.5, q_bounds=(-1.0, 2.0))
+    assert (changed._value_bias.gamma, changed._value_bias.span) == (0.5, 3.0)
+    same_as_before = RLT.load(tmp_path / "model.zip")
+    assert (same_as_before._value_bias.gamma, same_as_before._value_bias.span) == (0.97, 1.0)
 
 
 def test_a_loaded_buffer_goes_on_with_the_models_settings(tmp_path):

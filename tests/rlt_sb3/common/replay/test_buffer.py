@@ -13,6 +13,7 @@ from buffer_world import ACT, GAMMA, OBS, C, D, World, everything, make, observa
 from gymnasium import spaces
 
 from rlt_sb3 import ChunkReplayBuffer
+from rlt_sb3.common.chunk_outcome import ChunkOutcome
 
 
 @pytest.mark.parametrize("stride", [None, 1, 2, 3])
@@ -60,6 +61,36 @@ def test_broken_chunks_leave_no_row(stride):
     world.feed(buffer, 150, broken=0.15)
     assert len(world.finished) > 10 and len(world.known) > len(world.finished) + 20
     assert world.check(everything(buffer), 2) == set(world.starts())
+
+
+@pytest.mark.parametrize("stride", [None, 2])
+@pytest.mark.parametrize("missing", [{3}, {5}, {0, 2, 3, 5}, {1, 4}])
+@pytest.mark.parametrize("ending", ["success", "failure", "broken"])
+def test_rows_beside_a_chunk_that_is_not_stored_know_how_the_episode_ended(missing, ending, stride):
+    """As when an actor was too old: the chunk is missing, in the midst of the episode or at its end."""
+    buffer = make(200, 2, 3, stride=stride)
+
+    def inner(env, n):
+        return {} if stride is None else {"inner_obs": stack([observation(env, 0, C * n + 2)]), "inner_count": 1}
+
+    for n in range(6):
+        outcomes = [
+            ChunkOutcome(
+                C, np.zeros(C), np.zeros((C, D)), success=n == 5 and ending == "success", stored=n not in missing,
+                broken=n == 5 and ending == "broken", **inner(0, n),
+            ),
+            ChunkOutcome(C, np.zeros(C), np.zeros((C, D)), **inner(1, n)),  # its episode goes on
+        ]  # fmt: skip
+        obs, after = (stack([observation(env, 0, C * (n + more)) for env in range(2)]) for more in (0, 1))
+        done = np.array([n == 5, False])
+        buffer.add(obs, after, np.zeros((2, C, D)), np.zeros(2), done, [{"outcome": one} for one in outcomes])
+    storage = buffer.storage
+    slots = np.flatnonzero(storage.is_row(np.arange(storage.size)))
+    place = storage.obs["proprio"][slots].astype(int)
+    mine = place[:, 0] == 0
+    chunks = set((place[mine, 2] // C).tolist())
+    assert chunks == set(range(6)) - missing - ({5} if ending == "broken" else set())
+    assert (storage.successful[slots] == (mine if ending == "success" else False)).all()
 
 
 def test_time_out_bootstraps_and_termination_does_not():
