@@ -235,8 +235,13 @@ def test_names_in_sections_of_other_algorithms(tmp_path, capsys, monkeypatch):
         ),
     ],
 )
-def test_a_budget_that_ends_in_the_warm_up(tmp_path, capsys, given, message):
+def test_a_budget_that_ends_in_the_warm_up(tmp_path, capsys, monkeypatch, given, message):
     """Learning begins after the last chunk of the warm-up."""
+
+    def started(*args, **kwargs):
+        raise AssertionError("simulators were started")
+
+    monkeypatch.setattr("rlt_sb3.experiment.train.make_training_env", started)
     assert re.search(f"total_chunks {message}", refused(capsys, "train", *given, "--out", str(tmp_path / "runs")))
     assert not (tmp_path / "runs").exists()
 
