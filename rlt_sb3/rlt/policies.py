@@ -302,7 +302,7 @@ class RLTPolicy(TD3Policy):
         first updates take a minute; numbers differ from those without it by rounding. None: nothing is compiled
     :param token_input: False: networks see ``proprio`` without ``z_rl`` (ablation)
     :param reference_input: False: the actor's network does not see ``vla_ref`` (ablation)
-    :param offset_search: some training episodes of RLT try a constant offset of the VLA's chunks; the actor adds the
+    :param offset_search: training episodes with noise try a constant offset of the VLA's chunks; the actor adds the
         best one to each chunk. A dict has arguments of :class:`~rlt_sb3.rlt.offset.OffsetSearch`, True stands for its
         defaults. False: no offset, as with ``actor_mode="direct"``
     :param gripper: place of the gripper's command in an action; None: the robot has none. RLT sets it

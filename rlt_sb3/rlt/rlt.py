@@ -63,13 +63,14 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
     where ``a'`` is the target actor's chunk plus clipped noise. The actor minimizes (paper eq. 5)
 
-    .. math:: -Q(s, a) + \mathrm{bc\_coef} \cdot \tfrac{1}{C d} \lVert (a - \mathrm{vla\_ref}) / \sigma \rVert^2 ,
+    .. math:: -Q(s, a) + \mathrm{bc\_coef} \cdot \tfrac{1}{C d} \lVert (a - \mathrm{vla\_ref} - o) / \sigma \rVert^2 ,
 
-    where :math:`\sigma` is ``action_scale``. The paper's loss has the sum of squares instead of the mean, and no sigma:
-    its beta is ``bc_coef / (C * d)`` (20 is 0.36 for C=8, d=7). Both are meant for rewards that add up to at most 1. If
-    a success pays r, use ``r * bc_coef``.
+    where :math:`\sigma` is ``action_scale`` and :math:`o` the offset that :class:`~rlt_sb3.rlt.offset.OffsetSearch`
+    has found. The paper's loss has the sum of squares instead of the mean, no sigma and no offset: its beta is
+    ``bc_coef / (C * d)`` (20 is 0.36 for C=8, d=7). Both are meant for rewards that add up to at most 1. If a success
+    pays r, use ``r * bc_coef``.
 
-    The defaults are the settings behind the published results. :data:`~rlt_sb3.rlt.presets.PAPER` has the paper's own
+    The defaults are the settings behind the demo's results. :data:`~rlt_sb3.rlt.presets.PAPER` has the paper's own
     settings: ``RLT(policy, env, **PAPER)``. With the paper's settings the success rate first falls below the VLA's. The
     defaults avoid this in four ways: the untrained actor plays the VLA's chunk exactly, the critics learn before the
     actor moves, targets stay in the reachable range, and :meth:`predict` plays the VLA's chunk until an actor has
@@ -113,10 +114,11 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
     :param q_bounds: range to which targets are clipped, the reachable one; (0, 1) fits a sparse reward of 1. Returns
         outside it cause a warning. None: no clipping
     :param gate: a share of the training episodes are trials, which copies of the actor play without noise.
-        :meth:`predict` plays the VLA's chunk until an actor has beaten the VLA in its trials, and from then on the last
-        actor that has (with ``actor_mode="direct"`` it first plays the untrained actor, which is not the VLA). A dict
-        has arguments of :class:`~rlt_sb3.common.policy_gate.PolicyGate`, True stands for its defaults. False: no gate,
-        :meth:`predict` plays the present actor
+        :meth:`predict` plays the VLA's chunk until an actor has beaten the VLA in its trials or in an evaluation on
+        selection states, and from then on the best of those that have (with ``actor_mode="direct"`` it first plays the
+        untrained actor, which is not the VLA). A dict has arguments of
+        :class:`~rlt_sb3.common.policy_gate.PolicyGate`, True stands for its defaults. False: no gate, :meth:`predict`
+        plays the present actor
     :param action_noise: further noise in rollouts, shape (C, d), e.g. :class:`~rlt_sb3.common.noise.HeldNoise`
     :param replay_buffer_class: a subclass of ``ChunkReplayBuffer``
     :param replay_buffer_kwargs: further arguments of :class:`~rlt_sb3.common.replay.buffer.ChunkReplayBuffer`: rows of
