@@ -167,12 +167,24 @@ class GRPO(OnPolicyAlgorithm):
         """
         Play until enough groups are complete.
 
+        A rollout that does not come to its end gives up the running groups: the next :meth:`learn` resets the
+        environments.
+
         :param env: environment
         :param callback: called at each step
         :param rollout_buffer: not used
         :param n_rollout_steps: not used
         :return: False if the callback wants training to stop
         """
+        whole = False
+        try:
+            whole = self._play(env, callback)
+        finally:
+            if not whole:  # the last step was played, but its observation is not known here
+                self._last_obs = None
+        return whole
+
+    def _play(self, env: VecEnv, callback: BaseCallback) -> bool:
         self.policy.set_training_mode(False)
         callback.on_rollout_start()
         assert isinstance(self.action_space, spaces.Box)

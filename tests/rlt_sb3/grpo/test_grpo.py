@@ -5,6 +5,7 @@ import pytest
 import torch as th
 from rlt_models import make_venv
 from run_helpers import same
+from stable_baselines3.common.callbacks import BaseCallback
 
 from rlt_sb3.common.chunk_outcome import ChunkOutcome
 from rlt_sb3.grpo import GRPO
@@ -107,6 +108,25 @@ def test_a_group_begins_at_one_state(num_envs):
     first = [{episode.observations[0]["z_rl"].tobytes() for episode in group} for group in groups]
     assert all(len(states) == 1 for states in first) and len(set.union(*first)) == len(groups)
     assert len({action.tobytes() for group in groups for episode in group for action in episode.actions[:1]}) > 6
+
+
+def test_a_rollout_that_is_stopped_gives_the_episodes_up():
+    """The simulators are a chunk further than the last observation: groups begin anew with the next learn()."""
+
+    class Stops(BaseCallback):
+        def _on_step(self):
+            return self.n_calls < 3
+
+    model = made()
+    model.learn(80)
+    model.learn(80, reset_num_timesteps=False, callback=Stops())
+    stopped = model.num_timesteps
+    resets, reset = [], model.env.reset
+    model.env.reset = lambda: resets.append(len(model.collector.complete)) or reset()
+    model.learn(20, reset_num_timesteps=False)
+    assert resets == [0] and model.num_timesteps > stopped
+    model.learn(20, reset_num_timesteps=False)
+    assert len(resets) == 1  # a call that came to its end goes on
 
 
 def test_one_update():
