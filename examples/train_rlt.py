@@ -21,8 +21,8 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=2)
     parser.add_argument("--chunks", type=int, default=3600)
     parser.add_argument("--states", type=int, default=50)
-    parser.add_argument("--learning-starts", type=int, default=500)
-    parser.add_argument("--critic-warmup-updates", type=int, default=500)
+    parser.add_argument("--learning-starts", type=int, help="RLT's default unless given, as for the next one")
+    parser.add_argument("--critic-warmup-updates", type=int)
     parser.add_argument("--save", default="rlt.zip")
     args = parser.parse_args()
 
@@ -35,14 +35,9 @@ def main() -> None:
 
         venv = VecMonitor(GymnasiumVecEnv(env), info_keywords=("is_success",))
         venv.set_options({"init_states": "train"})
-        model = RLT(
-            "MultiInputPolicy",
-            venv,
-            learning_starts=args.learning_starts,
-            critic_warmup_updates=args.critic_warmup_updates,
-            seed=0,
-            device="cpu",
-        )
+        given = {"learning_starts": args.learning_starts, "critic_warmup_updates": args.critic_warmup_updates}
+        settings = {name: value for name, value in given.items() if value is not None}
+        model = RLT("MultiInputPolicy", venv, seed=0, device="cpu", **settings)
         model.learn(total_timesteps=args.chunks, progress_bar=True)
         model.save(args.save)
 

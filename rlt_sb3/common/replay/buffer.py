@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from rlt_sb3.common.chunk_outcome import ChunkOutcome, envs_of, outcomes_of
 from rlt_sb3.common.replay.intervention_copies import copy_row
 from rlt_sb3.common.replay.offline import load_transitions
-from rlt_sb3.common.replay.open_episode import Chunk, OpenEpisode, join_chunks
+from rlt_sb3.common.replay.open_episode import Chunk, OpenEpisode, join_chunks, read_chunk
 from rlt_sb3.common.replay.storage import ChunkBatch, TransitionStorage, join_batches, split_batch
 from rlt_sb3.common.vec_env import metadata_of
 
@@ -246,7 +246,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
         shape = (len(infos), self.chunk_length, self.action_dim // self.chunk_length)
         actions = np.asarray(action, dtype=np.float32).reshape(shape)
         outcomes = outcomes_of(infos, actions, reward)
-        chunks = [self._read(index, outcome) for index, outcome in enumerate(outcomes)]
+        chunks = [read_chunk(index, outcome, shape[1:], self.stride) for index, outcome in enumerate(outcomes)]
         with self._lock:
             for row, (env, chunk, outcome) in enumerate(zip(envs_of(outcomes), chunks, outcomes, strict=True)):
                 if chunk is None:
@@ -256,42 +256,6 @@ class ChunkReplayBuffer(DictReplayBuffer):
                 self._add_chunk(env, row, obs, next_obs, chunk, bool(done[row]), limit, outcome)
             self.pos = self.storage.written % self.storage.size
             self.full = self.storage.written >= self.storage.size
-
-    def _read(self, index: int, outcome: ChunkOutcome) -> Chunk | None:
-        """Check one outcome before anything is written; None: not to be stored."""
-        length, steps = self.chunk_length, outcome.steps
-        if outcome.broken or not outcome.critical or not outcome.stored:
-            return None
-        # copies: they wait in the open episode
-        rewards = np.array(outcome.step_rewards, dtype=np.float32)
-        if rewards.shape != (length,) or not 0 <= steps <= length:
-            raise ValueError(
-                f"Expected info['step_rewards'] of shape ({length},) and 1 <= info['chunk_steps'] <= {length} (0: "
-                f"nothing was executed), got shape {rewards.shape} and {steps}."
-            )
-        if steps == 0:
-            return None
-        rewards[steps:] = 0.0
-        asked = (length, self.action_dim // length)
-        taken_over = np.array(np.zeros(length) if outcome.intervention is None else outcome.intervention, dtype=bool)
-        executed = np.array(outcome.executed, dtype=np.float32)
-        if taken_over.shape != (length,) or executed.shape != asked:
-            raise ValueError(
-                f"Expected info['intervention'] of shape ({length},) and info['executed_actions'] of shape "
-                f"{asked}, got {taken_over.shape} and {executed.shape}."
-            )
-        taken_over[steps:] = False
-        if self.stride is not None and outcome.inner_obs is None:
-            raise ValueError(
-                f"stride={self.stride} needs info['inner_obs'] and info['inner_count'] of sub-environment {index}: "
-                f"make the environment with obs_stride={self.stride}."
-            )
-        if self.stride is not None and outcome.inner_count < len(range(self.stride, steps, self.stride)):
-            raise ValueError(
-                f"stride={self.stride} needs {len(range(self.stride, steps, self.stride))} inner observations of "
-                f"{steps} control steps, got {outcome.inner_count}: make the environment with obs_stride={self.stride}."
-            )
-        return Chunk(executed, rewards, steps, taken_over)
 
     def _pass_over(self, env: int, done: bool, outcome: ChunkOutcome) -> None:
         """Leave a chunk out; the rows before it belong to the same episode, which can still end in success."""

@@ -1,8 +1,10 @@
-"""The running episode of a sub-environment, and the construction of rows that begin inside a chunk."""
+"""The running episode of a sub-environment, its chunks, and the construction of rows that begin inside a chunk."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from rlt_sb3.common.chunk_outcome import ChunkOutcome
 
 
 @dataclass
@@ -39,6 +41,51 @@ class OpenEpisode:
     inner: list[tuple[int, int]] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     copies: dict[int, int] = field(default_factory=dict)
+
+
+def read_chunk(index: int, outcome: ChunkOutcome, asked: tuple[int, int], stride: int | None) -> Chunk | None:
+    """
+    Check one outcome, before anything is written.
+
+    :param index: of the sub-environment, for messages
+    :param outcome: what happened in the chunk
+    :param asked: shape (C, d) of a chunk
+    :param stride: control steps between two rows inside a chunk; None: there are none
+    :return: the chunk; None: it is not to be stored
+    :raises ValueError: if the outcome does not fit the chunk's shape or the stride
+    """
+    length, steps = asked[0], outcome.steps
+    if outcome.broken or not outcome.critical or not outcome.stored:
+        return None
+    # copies: they wait in the open episode
+    rewards = np.array(outcome.step_rewards, dtype=np.float32)
+    if rewards.shape != (length,) or not 0 <= steps <= length:
+        raise ValueError(
+            f"Expected info['step_rewards'] of shape ({length},) and 1 <= info['chunk_steps'] <= {length} (0: "
+            f"nothing was executed), got shape {rewards.shape} and {steps}."
+        )
+    if steps == 0:
+        return None
+    rewards[steps:] = 0.0
+    taken_over = np.array(np.zeros(length) if outcome.intervention is None else outcome.intervention, dtype=bool)
+    executed = np.array(outcome.executed, dtype=np.float32)
+    if taken_over.shape != (length,) or executed.shape != asked:
+        raise ValueError(
+            f"Expected info['intervention'] of shape ({length},) and info['executed_actions'] of shape "
+            f"{asked}, got {taken_over.shape} and {executed.shape}."
+        )
+    taken_over[steps:] = False
+    if stride is not None and outcome.inner_obs is None:
+        raise ValueError(
+            f"stride={stride} needs info['inner_obs'] and info['inner_count'] of sub-environment {index}: "
+            f"make the environment with obs_stride={stride}."
+        )
+    if stride is not None and outcome.inner_count < len(range(stride, steps, stride)):
+        raise ValueError(
+            f"stride={stride} needs {len(range(stride, steps, stride))} inner observations of "
+            f"{steps} control steps, got {outcome.inner_count}: make the environment with obs_stride={stride}."
+        )
+    return Chunk(executed, rewards, steps, taken_over)
 
 
 def join_chunks(before: Chunk, after: Chunk | None, start: int) -> Chunk:
