@@ -287,11 +287,11 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
         if any(episode is None for env, episode in enumerate(self.episodes) if not mask[env]):
             raise ValueError(f"reset_mask must select all environments in the first reset, got {mask!r}")
         seed = self.sequence.base_seed(seed)
-        anew = any(given is not None for given in (split, seed, shard, turns, episodes))
-        goes_on = (options or {}).get("reset_mask") is not None and None not in self.episodes and not anew
+        whole = (options or {}).get("reset_mask") is None or None in self.episodes
+        anew = whole or any(given is not None for given in (split, seed, shard, turns, episodes))
         super().reset(seed=seed)
         self._begun = None
-        if mask.all() and not goes_on:
+        if mask.all() and anew:
             self.sequence.restart(split, seed, shard)
             self._idle.clear()
             self.sequence.go_on(turns)

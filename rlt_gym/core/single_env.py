@@ -81,7 +81,6 @@ class SingleEnv(PickledByArguments, gym.Env):
         self.metadata.pop("autoreset_mode")
         self.render_mode = env.render_mode
         self._np_random, self._np_random_seed = seeding.np_random(env.np_random_seed)
-        self._begun = False  # whether it has been reset before
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
         """
@@ -94,10 +93,9 @@ class SingleEnv(PickledByArguments, gym.Env):
         :raises ValueError: A bad seed or option.
         """
         super().reset(seed=seed)
-        if self._begun and seed is None and not options:
+        if seed is None and not options:
             options = {"reset_mask": np.ones(1, dtype=bool)}  # a reset of all would begin a held-out sequence anew
         observation, info = self.vector_env.reset(seed=seed, options=options)
-        self._begun = True
         return _member(observation), _first(info)
 
     def step(self, action: np.ndarray):

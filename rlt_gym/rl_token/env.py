@@ -148,9 +148,10 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         self._numbers = np.zeros((self.num_envs, len(NUMBERS)), dtype=np.int64)
         self._critical = np.ones(self.num_envs, dtype=bool)
         self._seen: VLAOutput | None = None
-        #: The VLA's own chunks for the observations that were returned last (N, C, d)
-        self.reference = np.zeros(self.action_space.shape or (), dtype=np.float32)
+        self._reference = np.zeros(self.action_space.shape or (), dtype=np.float32)
         self._unseen = False  # whether simulators have played what was not shown
+        #: What the simulators were asked to play last (N, C, d): before the critical phase the VLA's own chunks
+        self.asked = self._reference
 
     @property
     def obs_stride(self) -> int | None:
@@ -187,13 +188,14 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         :param options: As the raw environment takes them, e.g. ``reset_mask``.
         :return: Observations and infos of all environments.
         """
-        if self._unseen and (options or {}).get("reset_mask") is not None:
-            raise RuntimeError("an interrupt lost observations: call reset() without reset_mask")
+        mask = (options or {}).get("reset_mask")
+        if self._unseen and mask is not None and not np.all(mask):
+            raise RuntimeError("an interrupt lost observations: reset all environments, got a reset_mask of some")
         obs, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         with self._shown():
             self._remember(infos)
             features = self._features([obs], self._instruction, self._numbers)
-            self.reference = features["vla_ref"].copy()
+            self._reference = features["vla_ref"].copy()
         return features, infos
 
     @contextmanager
@@ -218,7 +220,8 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
             raise ValueError(f"actions has NaN or infinite values for environments {bad}; nothing was executed.")
         if self._unseen:
             raise RuntimeError("an interrupt lost observations: call reset() before step()")
-        super().step_async(np.where(self._critical[:, None, None], actions, self.reference))
+        self.asked = np.where(self._critical[:, None, None], actions, self._reference)
+        super().step_async(self.asked)
 
     def step_wait(self) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """
@@ -268,7 +271,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
             all_numbers.append(inner_numbers)
         all_features = self._features(batches, all_tasks, np.concatenate(all_numbers))
         features = {key: value[: self.num_envs] for key, value in all_features.items()}
-        self.reference = features["vla_ref"].copy()
+        self._reference = features["vla_ref"].copy()
         if ended:
             features = {key: value.copy() for key, value in features.items()}
             rows = np.full(self.num_envs, None, dtype=object)

@@ -42,8 +42,6 @@ class NoiseAction(MemberAccess, SplitStepWrapper):
         self.autoreset_mode = env.metadata["autoreset_mode"]
         self.single_action_space = spaces.Box(-float(bound), float(bound), (parts, size), np.float32)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        #: What is asked for, and what the environment plays instead before the critical phase
-        self._played = self._instead = np.zeros((self.num_envs, 1, 1), dtype=np.float32)
 
     @staticmethod
     def check_arguments(bound: float = 1.5, parts: int = 1) -> None:
@@ -79,9 +77,7 @@ class NoiseAction(MemberAccess, SplitStepWrapper):
 
         :param actions: As for :meth:`chunks`; where the chunks cannot be made, nothing is executed.
         """
-        self._played = self.chunks(actions)
-        self._instead = self.env.reference  # type: ignore[attr-defined]
-        super().step_async(self._played.reshape(self.env.action_space.shape or ()))
+        super().step_async(self.chunks(actions).reshape(self.env.action_space.shape or ()))
 
     def step_wait(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """
@@ -99,11 +95,10 @@ class NoiseAction(MemberAccess, SplitStepWrapper):
 
     def _executed(self, infos: dict[str, Any], present: np.ndarray) -> dict[str, np.ndarray]:
         """
-        Tell what was played: before the critical phase the VLA's own chunk.
+        Tell what was played.
 
         :param infos: Of a step.
         :param present: Which environments they describe, bool (N,).
         """
-        critical = np.asarray(infos.get("critical_chunk", np.ones(self.num_envs)), dtype=bool)
-        played = np.where(critical[:, None, None], self._played, self._instead)
-        return {"executed_actions": played, "_executed_actions": np.logical_and(present, infos["chunk_steps"] > 0)}
+        asked = self.env.asked  # type: ignore[attr-defined]
+        return {"executed_actions": asked, "_executed_actions": np.logical_and(present, infos["chunk_steps"] > 0)}

@@ -108,9 +108,9 @@ def shown_tokens(output: "VLAOutput", encoder: "Encoder", vla: "FrozenVLA") -> n
     """
     from rlt_gym.vla.tokens import select_tokens
 
-    tokens, mask = select_tokens(output, getattr(getattr(encoder, "config", None), "kinds", ("all",)))
+    tokens, _ = select_tokens(output, getattr(getattr(encoder, "config", None), "kinds", ("all",)))
     shown = np.zeros((len(tokens), *tokens_shape(vla)), dtype=np.float16)
-    shown[:, : tokens.shape[1]] = tokens.masked_fill(~mask[..., None], 0.0).cpu().numpy()
+    shown[:, : tokens.shape[1]] = tokens.cpu().numpy()
     if not np.isfinite(shown).all():
         raise ValueError(f"The tokens of the VLA {vla.spec.name!r} are too large for float16: leave out show_tokens.")
     return shown

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rlt_gym.core.single_env import SingleEnv
 from rlt_gym.rl_token.env import RLTokenVectorEnv
 from rlt_gym.rl_token.untrained import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
@@ -25,6 +26,15 @@ class Interrupted(FakeLiberoVectorEnv):
         if self.where == part:
             raise KeyboardInterrupt
         return answer
+
+
+class Slow(FakeVLA):
+    interrupted = False
+
+    def forward(self, obs, tasks, *, seed=None):
+        if self.interrupted:
+            raise KeyboardInterrupt
+        return super().forward(obs, tasks, seed=seed)
 
 
 @pytest.mark.parametrize("part", ["play", "start"])
@@ -56,15 +66,6 @@ def test_a_refused_step_or_reset_changes_nothing():
 
 def test_an_interrupt_of_the_vla_wants_a_reset_too():
     """The simulators have played a chunk then, and whoever steps has seen nothing of it."""
-
-    class Slow(FakeVLA):
-        interrupted = False
-
-        def forward(self, obs, tasks, *, seed=None):
-            if self.interrupted:
-                raise KeyboardInterrupt
-            return super().forward(obs, tasks, seed=seed)
-
     vla = Slow(horizon=8)
     env = RLTokenVectorEnv(FakeLiberoVectorEnv(3, chunk_length=4), vla, MeanToken(vla.spec.token_dim))
     env.reset(seed=0)
@@ -75,7 +76,22 @@ def test_an_interrupt_of_the_vla_wants_a_reset_too():
         vla.interrupted = False
         with pytest.raises(RuntimeError, match=r"interrupt lost observations: call reset\(\) before step"):
             env.step(CHUNK)
-        with pytest.raises(RuntimeError, match=r"call reset\(\) without reset_mask"):
-            env.reset(options={"reset_mask": np.ones(3, dtype=bool)})
+        with pytest.raises(RuntimeError, match="reset all environments, got a reset_mask of some"):
+            env.reset(options={"reset_mask": np.array([True, True, False])})
         env.reset()
         assert env.step(CHUNK)[-1]["episode_steps"].tolist() == [4, 4, 4]
+
+
+def test_a_single_environment_can_be_reset_after_it():
+    vla = Slow(horizon=8)
+    raw = FakeLiberoVectorEnv(1, chunk_length=4, autoreset_mode="Disabled", init_states="eval")
+    env = SingleEnv(RLTokenVectorEnv(raw, vla, MeanToken(vla.spec.token_dim)))
+    assert env.reset()[1]["init_index"] == 0
+    vla.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        env.step(CHUNK[0])
+    vla.interrupted = False
+    with pytest.raises(RuntimeError, match=r"call reset\(\) before step"):
+        env.step(CHUNK[0])
+    assert env.reset()[1]["init_index"] == 1
+    assert env.step(CHUNK[0])[-1]["episode_steps"] == 4
