@@ -129,10 +129,10 @@ def queue(settings: dict[str, Any], out: Path) -> list[Run]:
         for task, of_task in settings["tasks"].items():
             for setting, arguments in settings["settings"].items():
                 words = " ".join([settings["common"], of_task.get("arguments") or "", arguments or ""])
-                name = "-".join(text.replace(",", "").replace(" ", "_") for text in (setting, task, f"seed{seed}"))
+                name = "-".join(text.replace(",", "").replace(" ", "_") for text in (setting, task, "seed"))
+                folder, first = (out / f"{name}{number}" for number in (seed, settings["seeds"][0]))
                 python = of_task.get("python", sys.executable)
-                first = out / name.replace(f"seed{seed}", f"seed{settings['seeds'][0]}")
-                runs.append(Run(setting, task, seed, out / name, python, tuple(shlex.split(words)), first))
+                runs.append(Run(setting, task, seed, folder, python, tuple(shlex.split(words)), first))
     return runs
 
 

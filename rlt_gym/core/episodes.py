@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlt_gym.workers.named import checked_int
+from rlt_gym.workers.named import checked_int, is_integer
 
 #: Initial states per task in each split.
 SPLIT_SIZES = {"train": 10_000, "selection": 500, "eval": 500}
@@ -345,8 +345,4 @@ def _are_integers(value: Any, count: int) -> bool:
     """Whether a value is a list of that many integers; ``bool`` is none."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
-    return (
-        isinstance(value, Sequence)
-        and len(value) == count
-        and all(isinstance(entry, (int, np.integer)) and not isinstance(entry, bool) for entry in value)
-    )
+    return isinstance(value, Sequence) and len(value) == count and all(map(is_integer, value))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlt_gym.core.robot_spec import Camera, ProprioPart, RobotSpec
+from rlt_gym.workers.named import is_integer
 
 _MT50 = (
     "assembly basketball bin-picking box-close button-press-topdown button-press-topdown-wall button-press "
@@ -80,9 +81,7 @@ def get_tasks(suite: str, task_ids: Sequence[int] | None = None) -> list[MetaWor
     names = SUITES[suite]
     given = task_ids.tolist() if isinstance(task_ids, np.ndarray) else task_ids
     chosen = range(len(names)) if given is None else given
-    known = isinstance(chosen, Sequence) and all(
-        isinstance(task, (int, np.integer)) and not isinstance(task, bool) and 0 <= task < len(names) for task in chosen
-    )
+    known = isinstance(chosen, Sequence) and all(is_integer(task) and 0 <= task < len(names) for task in chosen)
     if not known or not chosen or len(set(chosen)) < len(chosen):
         raise ValueError(f"task_ids must be different integers 0..{len(names) - 1} of {suite}, got {given!r}")
     return [MetaWorldTask(int(task_id), names[task_id]) for task_id in chosen]

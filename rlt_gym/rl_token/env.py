@@ -19,6 +19,7 @@ from rlt_gym.core.split_step import SplitStepWrapper
 from rlt_gym.rl_token.shown import picture_boxes, shown_pictures, shown_tokens, tokens_shape
 from rlt_gym.vla.base import forward_seed
 from rlt_gym.vla.batches import run_vla
+from rlt_gym.workers.named import is_integer
 
 if TYPE_CHECKING:
     from rlt_gym.reward.model import RewardModel
@@ -418,8 +419,7 @@ def check_chunk_length(chunk_length: int, vla: "FrozenVLA") -> int:
     :return: ``chunk_length``.
     :raises ValueError: If it is no integer in 1..horizon.
     """
-    integer = isinstance(chunk_length, int | np.integer) and not isinstance(chunk_length, bool)
-    if not integer or not 1 <= chunk_length <= vla.spec.horizon:
+    if not is_integer(chunk_length) or not 1 <= chunk_length <= vla.spec.horizon:
         raise ValueError(
             f"chunk_length is {chunk_length!r}; with the VLA {vla.spec.name!r} it must be an integer from 1 to its "
             f"horizon {vla.spec.horizon}."

@@ -7,6 +7,7 @@ import json
 import operator
 import os
 import sys
+from numbers import Integral
 from typing import Any
 
 
@@ -71,6 +72,16 @@ def load_named(entry: dict[str, Any]) -> Any:
         sys.path.append(entry["path"])
     module, name = entry["target"].split(":")
     return getattr(importlib.import_module(module), name)
+
+
+def is_integer(value: Any) -> bool:
+    """
+    Tell whether a value is an integer, Python's or NumPy's; ``bool`` is none.
+
+    :param value: Anything.
+    :return: Whether it is.
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def checked_int(name: str, value: Any, low: int, high: int | None = None) -> int:

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from numbers import Real
 
+from stable_baselines3.common.type_aliases import Schedule
+from stable_baselines3.common.utils import FloatSchedule
+
 
 @dataclass(frozen=True)
 class ChunkSchedule:
@@ -35,3 +38,13 @@ class ChunkSchedule:
         :return: the value now
         """
         return float(self.start + (self.end - self.start) * min(collected / self.chunks, 1.0))
+
+
+def lowest_value(given: float | Schedule) -> float:
+    """
+    Find the lowest value of a number or a schedule: at the beginning, in the middle and at the end of training.
+
+    :param given: as Stable-Baselines3 takes it, for example for a learning rate
+    :return: the lowest of the three
+    """
+    return min(FloatSchedule(given)(remaining) for remaining in (1.0, 0.5, 0.0))

@@ -132,6 +132,14 @@ class EvalSettings:
     num_envs: int | None = None
     vla_of: str | None = None
 
+    def states(self, split: str) -> int:
+        """
+        Return how many initial states of a split are played.
+
+        :param split: "eval" or "selection"
+        """
+        return self.selection_states if split == "selection" else self.n_states
+
 
 @dataclass
 class TrainConfig:

@@ -86,9 +86,8 @@ class Run:
         :param counts: whether the episodes count as progress of the present phase
         :return: the outcome
         """
-        settings = self.config.evaluation
         if n_states is None:
-            n_states = settings.n_states if split == "eval" else settings.selection_states
+            n_states = self.config.evaluation.states(split)
         act = as_policy(policy)
 
         def checked(observations: dict[str, np.ndarray]) -> np.ndarray:
@@ -116,8 +115,7 @@ class Run:
             return Evaluation.from_dict(self.data[key])
         settings, result = self.config.evaluation, None
         if settings.vla_of is not None:
-            wanted = settings.n_states if split == "eval" else settings.selection_states
-            result = known_vla(Path(settings.vla_of), split, range(wanted))
+            result = known_vla(Path(settings.vla_of), split, range(settings.states(split)))
         if result is None:
             self.progress.phase(phase)
             result = self.evaluate("vla", split, NAME, self.filmed if split == "eval" else 0)

@@ -56,7 +56,7 @@ def evaluate_run(config: EvalConfig) -> Evaluation:
     settings.env.render_mode = None
     n_states = config.n_states
     if n_states is None:
-        n_states = settings.evaluation.selection_states if split == "selection" else settings.evaluation.n_states
+        n_states = settings.evaluation.states(split)
     models = _models(config, run, settings)
     pairs = range(shard[0], n_states, shard[1])
     # with other tasks the same numbers are other states

@@ -61,7 +61,8 @@ def check_vla_of(config: TrainConfig) -> None:
                 f"evaluation.vla_of needs a run in the same environment: {run} has env.{name} {theirs[name]!r}, given "
                 f"was {given[name]!r}. Leave evaluation.vla_of out, or name another run."
             )
-    for split, wanted in (("eval", settings.n_states), ("selection", settings.selection_states)):
+    for split in KEYS:
+        wanted = settings.states(split)
         if known_vla(run, split, range(wanted)) is None:
             raise ValueError(
                 f"evaluation.vla_of needs the frozen VLA's outcomes on {wanted} states of the split {split!r}, and "

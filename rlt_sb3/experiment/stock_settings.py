@@ -32,13 +32,13 @@ def check_ranges(
     :param ranges: as :data:`RANGES`
     :raises ValueError: names the setting, what is allowed and what was given
     """
-    from stable_baselines3.common.utils import FloatSchedule
+    from rlt_sb3.common.schedules import lowest_value
 
     for setting, (allowed, holds) in ranges.items():
         if setting in settings and not holds(settings[setting]):
             raise ValueError(f"{name}.{setting} must be {allowed}, got {settings[setting]!r}.")
     rate = settings.get("learning_rate", 0.0)
-    if min(FloatSchedule(rate)(remaining) for remaining in (1.0, 0.5, 0.0)) < 0.0:
+    if lowest_value(rate) < 0.0:
         raise ValueError(f"{name}.learning_rate must be >= 0, got {rate!r}.")
 
 

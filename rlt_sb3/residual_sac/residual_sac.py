@@ -10,10 +10,10 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
-from stable_baselines3.common.utils import FloatSchedule
 
 from rlt_sb3.common.chunk_off_policy import ChunkOffPolicyAlgorithm
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
+from rlt_sb3.common.schedules import lowest_value
 from rlt_sb3.residual_sac.policies import ResidualSACPolicy
 from rlt_sb3.rlt.settings import check_spaces
 
@@ -189,5 +189,5 @@ def check(settings: dict[str, Any]) -> None:
     if not 0.0 <= settings.get("gamma", 0.0) <= 1.0:
         raise ValueError(f"gamma must be in [0, 1] (discount per control step), got {settings['gamma']!r}.")
     rate = settings.get("learning_rate", 0.0)
-    if min(FloatSchedule(rate)(remaining) for remaining in (1.0, 0.5, 0.0)) < 0.0:
+    if lowest_value(rate) < 0.0:
         raise ValueError(f"learning_rate must be >= 0, got {rate!r}.")

@@ -18,6 +18,7 @@ import numpy as np
 
 from rlt_gym.libero.suites.folders import libero_root
 from rlt_gym.workers.backend import split_seed
+from rlt_gym.workers.named import is_integer
 
 #: Control steps (20 Hz) after which an episode is truncated. LIBERO itself never truncates; these are the limits
 #: of the OpenVLA evaluation protocol, set above the longest demonstration of each suite.
@@ -98,7 +99,7 @@ def get_task(suite: str, task_id: int) -> LiberoTask:
     if suite not in SUITE_HORIZONS:
         raise ValueError(f"Unknown LIBERO suite {suite!r}. Available: {', '.join(SUITE_HORIZONS)}")
     names = _task_map()[suite]
-    if isinstance(task_id, bool) or not isinstance(task_id, (int, np.integer)) or not 0 <= task_id < len(names):
+    if not is_integer(task_id) or not 0 <= task_id < len(names):
         raise ValueError(f"Unknown task {task_id!r} of {suite}. Available: integers 0..{len(names) - 1}")
     return LiberoTask(suite, int(task_id), names[task_id], _instruction(names[task_id]))
 
