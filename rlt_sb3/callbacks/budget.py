@@ -40,6 +40,7 @@ class BudgetCallback(StatefulCallback):
         #: minutes of earlier parts of a resumed run, and of earlier calls of learn()
         self.minutes_before = 0.0
         self._start = time.monotonic()
+        self._latest: float | None = None  # time of the last step, until training ends
         self._frequency: float | None = None  # control steps per second
 
     @property
@@ -58,15 +59,19 @@ class BudgetCallback(StatefulCallback):
         return min(1.0, max(parts))
 
     def _on_training_start(self) -> None:
-        self._start = time.monotonic()
+        if self._latest is not None:  # Ctrl-C ended an earlier learn(), so _on_training_end() was not called
+            self.minutes_before += (self._latest - self._start) / 60
+        self._start, self._latest = time.monotonic(), None
         self._frequency = control_frequency(self.training_env)
 
     def _on_training_end(self) -> None:
         self.minutes_before, self._start = self.minutes, time.monotonic()  # another learn() may follow
+        self._latest = None
 
     def _on_step(self) -> bool:
         outcomes = outcomes_of(self.locals["infos"], self.locals["actions"], self.locals["rewards"])
         self.control_steps += sum(outcome.steps for outcome in outcomes)
+        self._latest = time.monotonic()
         self.logger.record("time/control_steps", self.control_steps)
         self.logger.record("time/minutes", self.minutes)
         robot = robot_minutes(self.control_steps, self._frequency)

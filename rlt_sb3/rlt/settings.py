@@ -8,12 +8,12 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import TrainFrequencyUnit
-from stable_baselines3.common.utils import FloatSchedule
 
+from rlt_gym.workers.named import is_integer
 from rlt_sb3.common.chunk_off_policy import OVERLAP, check_names
 from rlt_sb3.common.gated_policy import n_tasks_of
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
-from rlt_sb3.common.schedules import ChunkSchedule
+from rlt_sb3.common.schedules import ChunkSchedule, lowest_value
 from rlt_sb3.common.vec_env import metadata_of
 from rlt_sb3.rlt.gripper_critic import GripperCritic
 from rlt_sb3.rlt.offset import OffsetSearch
@@ -61,7 +61,7 @@ def check_values(model: Any) -> None:
 
     def integer(name: str, lowest: int, unit: str = "") -> None:
         value = getattr(model, name)
-        require(name, isinstance(value, int) and value >= lowest, f"an integer >= {lowest}{unit}")
+        require(name, is_integer(value) and value >= lowest, f"an integer >= {lowest}{unit}")
 
     def number(name: str, allowed: str, fits: Callable[[Any], bool]) -> None:
         value = getattr(model, name)
@@ -82,13 +82,16 @@ def check_values(model: Any) -> None:
     make_search(model.policy_kwargs.get("offset_search", True))
     between_0_and_1("gamma", " (discount per control step)")
     number("tau", "in (0, 1]", lambda value: 0.0 < value <= 1.0)
-    number("utd", "> 0 (critic updates per row)", lambda value: value > 0)
+    number("utd", "> 0 and finite (critic updates per row)", lambda value: 0.0 < value < np.inf)
     integer("batch_size", 1)
     integer("buffer_size", 1)
     integer("learning_starts", 0, " (chunks)")
     starts = model.gate is None or model.learning_starts > 0
     require("learning_starts", starts, "> 0 with a gate: the VLA's own chunks show what an actor has to beat")
     integer("n_steps", 1, " (chunks)")
+    window = model._stats_window_size  # Stable-Baselines3's name for it
+    if not is_integer(window) or window < 1:
+        raise ValueError(f"stats_window_size must be an integer >= 1 (episodes), got {window!r}.")
     integer("policy_delay", 1)
     frequency = model.train_freq if isinstance(model.train_freq, tuple) else (model.train_freq, "step")
     counts = isinstance(frequency[0], int) and frequency[0] >= 1
@@ -104,10 +107,10 @@ def check_values(model: Any) -> None:
             require(name, given.start >= 0.0 <= given.end, "a ChunkSchedule of numbers >= 0")
             continue
         try:
-            values = [FloatSchedule(given)(remaining) for remaining in (1.0, 0.5, 0.0)]
+            lowest = lowest_value(given)
         except (AssertionError, TypeError, ValueError) as error:
             raise ValueError(f"{name} must be a number or a schedule ({progress}), got {given!r}.") from error
-        require(name, all(value >= 0.0 for value in values), f">= 0, or a schedule ({progress} >= 0)")
+        require(name, lowest >= 0.0, f">= 0, or a schedule ({progress} >= 0)")
     between_0_and_1("bc_failure_weight")
     between_0_and_1("reference_dropout", " (a probability)")
     for name in ("target_policy_noise", "target_noise_clip", "critic_warmup_updates"):

@@ -120,6 +120,26 @@ def test_budget_counts_the_minutes_of_all_calls_of_learn(tmp_path, monkeypatch):
     assert budget.minutes == 7.0
 
 
+def test_budget_counts_the_minutes_of_a_learn_that_ctrl_c_ended(tmp_path, monkeypatch):
+    run, now = Run(tmp_path, 100), 0.0
+    monkeypatch.setattr("rlt_sb3.callbacks.budget.time", SimpleNamespace(monotonic=lambda: now))
+    budget, step = run.callbacks["budget"], run.callbacks["budget"]._on_step
+
+    def three_minutes_then_ctrl_c():
+        nonlocal now
+        if budget.control_steps >= 8:
+            raise KeyboardInterrupt
+        now += 3 * 60.0
+        return step()
+
+    monkeypatch.setattr(budget, "_on_step", three_minutes_then_ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        run.learn(100)
+    used, now = now, now + 600.0
+    budget._on_training_start()
+    assert 0.0 < used == 60.0 * budget.minutes
+
+
 def test_verdicts_of_a_reward_model_are_kept():
     metrics, resumed = MetricsCallback(window=3), MetricsCallback(window=3)
     metrics.wrong.extend([True, False, False, True])
