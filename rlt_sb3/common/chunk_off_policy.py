@@ -178,6 +178,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         the environments play its first step; those for its own rows stay owed, also in a saved model.
 
         A :class:`~rlt_sb3.common.vec_env.CollectingVecEnv` chooses the chunks itself: one rollout is one of its steps.
+        It plays all the time, so nothing has to overlap.
 
         A rollout that does not come to its end gives up the running episodes: the next :meth:`learn` resets the
         environments.
@@ -185,13 +186,13 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         :return: SB3's result; its ``episode_timesteps`` is the number of updates due, which ``learn`` reads there if
             ``gradient_steps`` is -1
         """
-        whole = False
+        whole, overlap = False, self.overlap and not isinstance(env, CollectingVecEnv)
         try:
             if isinstance(env, CollectingVecEnv):
                 self.policy.set_training_mode(False)
                 rollout = env.collect(self, callback, log_interval)
             else:
-                if self.overlap:
+                if overlap:
                     env = WorkDuringStep(env, self._train_meanwhile)
                 rollout = super().collect_rollouts(
                     env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
@@ -200,7 +201,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         finally:
             if not whole:  # Ctrl-C, or a callback has ended training: the last step was played, but is not stored
                 self._last_obs = None
-        due = 0 if self.overlap or not rollout.continue_training else self._take_updates()
+        due = 0 if overlap or not rollout.continue_training else self._take_updates()
         return rollout._replace(episode_timesteps=due)
 
     def collecting_state(self) -> dict[str, Any]:

@@ -93,14 +93,15 @@ class RolloutConfig:
 
     :param mode: "sync": play a chunk everywhere, then compute the updates for it. "overlap": compute the updates for
         the rows of a chunk while the next one is played. "async": workers play with copies of the actor and wait
-        neither for each other nor for the updates; evaluations have ``evaluation.num_envs`` simulators of their own
+        neither for each other nor for the updates; evaluations have ``evaluation.num_envs`` simulators of their own.
+        None: what the algorithm's ``train_freq`` says, which is "overlap" for rlt and "sync" for others
     :param workers: number of processes on a Ray cluster, each with its own simulators, frozen VLA and RL-token encoder;
         None: the simulators of ``env.num_envs`` on this machine, without Ray
     :param envs_per_worker: number of simulators of each worker; None: ``env.num_envs``
     :param max_staleness: with "async", chunks of an actor that is more than so many critic updates old are not stored
     """
 
-    mode: str = "sync"
+    mode: str | None = None
     workers: int | None = None
     envs_per_worker: int | None = None
     max_staleness: int = 1000
@@ -210,7 +211,10 @@ class TrainConfig:
     @property
     def model_settings(self) -> dict[str, Any]:
         """Keyword arguments with which the chosen algorithm is made: those of its section, and what the mode needs."""
-        return self.settings | ({"train_freq": [1, "overlap"]} if self.rollout.mode == "overlap" else {})
+        mode, modes = self.rollout.mode, get_algorithm(self.algorithm).modes
+        if mode is None or "train_freq" in self.settings or len(modes) == 1:
+            return self.settings
+        return self.settings | {"train_freq": [1, "overlap"] if mode == "overlap" else 1}
 
     @property
     def selections(self) -> int:
@@ -317,14 +321,14 @@ class TrainConfig:
     def _check_mode(self) -> None:
         """Refuse a mode that does not fit the other settings."""
         mode, modes = self.rollout.mode, get_algorithm(self.algorithm).modes
-        if mode not in modes:
+        if mode is not None and mode not in modes:
             raise ValueError(f"rollout.mode must be one of {', '.join(modes)} with {self.algorithm}, got {mode!r}.")
         if get_algorithm(self.algorithm).wrapper is not None and self.rollout.workers is not None:
             raise ValueError(
                 f"{self.algorithm} asks the VLA in this process, and rollout.workers is {self.rollout.workers}: leave "
                 "rollout.workers out."
             )
-        if mode != "sync" and "train_freq" in self.settings:
+        if mode is not None and len(modes) > 1 and "train_freq" in self.settings:
             raise ValueError(f"rollout.mode {mode!r} sets {self.algorithm}.train_freq itself: leave one of them out.")
         frequency = self.settings.get("train_freq")
         if isinstance(frequency, list | tuple) and "episode" in frequency and self.num_envs > 1:

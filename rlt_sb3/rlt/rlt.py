@@ -84,9 +84,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
     :param batch_size: rows per update
     :param tau: weight of the online networks in each target update
     :param gamma: discount per control step
-    :param train_freq: vector steps (or ``(n, "episode")``) between two calls of :meth:`train`. ``(n, "overlap")``: n
-        vector steps, and the updates for their rows are computed while the simulators play the next one. The actor that
-        plays is then one chunk older
+    :param train_freq: ``(n, "overlap")``: n vector steps, then the updates for their rows, which are computed while the
+        simulators play the next one; the actor that plays is then one chunk older. ``n`` or ``(n, "episode")``: n
+        vector steps or episodes, and the simulators wait for the updates
     :param utd: critic updates per stored row, exact for any number of environments (fractions are carried over)
     :param n_steps: consecutive chunks in a return
     :param policy_delay: critic updates per actor and target update, counted over the whole life of the model
@@ -151,7 +151,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         batch_size: int = 256,
         tau: float = 0.005,
         gamma: float = 0.99,
-        train_freq: int | tuple[int, str] = 1,
+        train_freq: int | tuple[int, str] = (1, "overlap"),
         utd: float = 2.0,
         n_steps: int = 3,
         policy_delay: int = 2,

@@ -9,8 +9,8 @@ from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT, GymnasiumVecEnv
 
 # Other numbers than the defaults where these would hide a part of the learner from the oracles (no noise, a pull that
-# changes, time-outs as failures) or round them (bfloat16); test_recipe.py has the defaults
-PLAIN = dict(bc_coef=20.0, target_policy_noise=0.1, action_scale=1.0, gate=False)
+# changes, time-outs as failures, updates that are owed) or round them (bfloat16); test_recipe.py has the defaults
+PLAIN = dict(bc_coef=20.0, target_policy_noise=0.1, action_scale=1.0, gate=False, train_freq=1)
 SMALL = PLAIN | dict(policy_kwargs=dict(net_arch=[32, 32]), batch_size=32, device="cpu", seed=0)
 
 

@@ -180,6 +180,13 @@ def test_one_collector_is_the_overlapped_loop(monkeypatch):
     assert ours._n_updates > 80 and same(ours.get_parameters(), theirs.get_parameters())
 
 
+def test_collectors_play_all_the_time_so_nothing_overlaps():
+    """RLT's default ``train_freq`` would leave updates owed for ever."""
+    ours, theirs = (learned(150, train_freq=frequency)[0] for frequency in (1, (1, "overlap")))
+    assert ours._n_updates > 80 and ours._n_updates == theirs._n_updates
+    assert same(ours.get_parameters(), theirs.get_parameters())
+
+
 def test_the_same_arrivals_give_the_same_model():
     settings = dict(gate={"window": 4}, action_noise=NormalActionNoise(np.zeros((4, 7)), np.full((4, 7), 0.1)))
     first, second = (learned(200, **settings)[0] for _ in range(2))

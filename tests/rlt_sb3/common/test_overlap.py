@@ -258,7 +258,7 @@ def test_an_interrupted_update_gives_the_step_up():
 
 def test_other_units_are_refused():
     with pytest.raises(ValueError, match=r"train_freq must be an integer >= 1 .*\(n, 'overlap'\), got \(1, 'always'\)"):
-        RLT("MultiInputPolicy", make_venv(1), **SMALL, train_freq=(1, "always"))
+        RLT("MultiInputPolicy", make_venv(1), **SMALL | {"train_freq": (1, "always")})
     for wrong in ((0, "overlap"), (1, "overlap", 2), ("overlap", 1), "overlap", 0.5):
         with pytest.raises(ValueError, match="train_freq must be"):
-            RLT("MultiInputPolicy", make_venv(1), **SMALL, train_freq=wrong)
+            RLT("MultiInputPolicy", make_venv(1), **SMALL | {"train_freq": wrong})

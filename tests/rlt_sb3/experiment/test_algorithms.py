@@ -18,7 +18,7 @@ from rlt_sb3.cli.main import main
 from rlt_sb3.common.flat_actions import FlatActions, WholeChunkReplayBuffer
 from rlt_sb3.evaluation.results import Evaluation, StateResult
 from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
-from rlt_sb3.experiment.config import EnvConfig, EvalSettings, ReportConfig
+from rlt_sb3.experiment.config import EnvConfig, EvalSettings, ReportConfig, RolloutConfig, TrainConfig
 from rlt_sb3.experiment.environment import make_env
 from rlt_sb3.experiment.eval_config import EvalConfig
 from rlt_sb3.experiment.evaluate_run import evaluate_run
@@ -26,6 +26,25 @@ from rlt_sb3.experiment.imports import check_hooks, check_import, resolve_class,
 from rlt_sb3.experiment.models import load_model, make_model, make_vec_env
 from rlt_sb3.experiment.report import read_metrics, report, write_report
 from rlt_sb3.experiment.train import train
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "mode", "train_freq"),
+    [
+        ("rlt", None, None), ("rlt", "sync", 1), ("rlt", "overlap", [1, "overlap"]), ("rlt", "async", 1),
+        ("tqc", None, None), ("tqc", "sync", None),
+    ],
+)  # fmt: skip
+def test_the_mode_says_when_updates_are_computed(algorithm, mode, train_freq):
+    config = TrainConfig(algorithm=algorithm, rollout=RolloutConfig(mode))
+    assert config.model_settings.get("train_freq") == train_freq
+    config.settings["train_freq"] = 4
+    assert mode not in (None, "sync") or config.model_settings["train_freq"] == 4
+    if mode is None or algorithm == "tqc":
+        config.check()
+    else:
+        with pytest.raises(ValueError, match=f"rollout.mode '{mode}' sets rlt.train_freq itself"):
+            config.check()
 
 
 def test_registry(tmp_path):

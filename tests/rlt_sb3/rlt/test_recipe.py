@@ -56,6 +56,7 @@ def test_what_one_types_is_the_recipe():
         exploration_std=0.05, correction_range=(0.0, 2.0), reference_dropout=0.5, target_policy_noise=0.0,
         learning_starts=200, utd=2.0, n_steps=3, critic_warmup_updates=500, q_bounds=(0.0, 1.0), gamma=0.99, tau=0.005,
         learning_rate=3e-4, batch_size=256, policy_delay=2, bc_failure_weight=1.0,
+        train_freq=(1, "overlap"),
     )  # fmt: skip
     assert {name: defaults[name] for name in recipe} == recipe
     assert networks["critic_precision"] == "auto" and networks["actor_mode"] == "residual"
