@@ -57,7 +57,7 @@ def check_values(model: Any) -> None:
 
     def require(name: str, ok: Any, allowed: str) -> None:
         if not ok:
-            raise ValueError(f"{name} must be {allowed}, got {getattr(model, name)!r}.")
+            raise ValueError(f"{name.lstrip('_')} must be {allowed}, got {getattr(model, name)!r}.")
 
     def integer(name: str, lowest: int, unit: str = "") -> None:
         value = getattr(model, name)
@@ -89,18 +89,9 @@ def check_values(model: Any) -> None:
     starts = model.gate is None or model.learning_starts > 0
     require("learning_starts", starts, "> 0 with a gate: the VLA's own chunks show what an actor has to beat")
     integer("n_steps", 1, " (chunks)")
-    window = model._stats_window_size  # Stable-Baselines3's name for it
-    if not is_integer(window) or window < 1:
-        raise ValueError(f"stats_window_size must be an integer >= 1 (episodes), got {window!r}.")
+    integer("_stats_window_size", 1, " (episodes)")
     integer("policy_delay", 1)
-    frequency = model.train_freq if isinstance(model.train_freq, tuple) else (model.train_freq, "step")
-    counts = isinstance(frequency[0], int) and frequency[0] >= 1
-    units = ("step", "episode", OVERLAP, *TrainFrequencyUnit)  # the last ones are those of a loaded model
-    known = len(frequency) == 2 and counts and frequency[1] in units
-    require("train_freq", known, "an integer >= 1 (vector steps), or (n, 'step'), (n, 'episode') or (n, 'overlap')")
-    in_steps = frequency[1] not in ("episode", TrainFrequencyUnit.EPISODE)
-    count = 1 if model.env is None else model.n_envs
-    require("train_freq", in_steps or count == 1, f"counted in steps with {count} environments")
+    _check_train_freq(model)
     for name in ("learning_rate", "bc_coef"):
         given, progress = getattr(model, name), "progress remaining, from 1 to 0, to a number"
         if name == "bc_coef" and isinstance(given, ChunkSchedule):
@@ -141,6 +132,20 @@ def check_values(model: Any) -> None:
         fits = value.shape in ((), (dims,)) and bool(np.all(holds(value, 0)))
         allowed = f"{sign} 0, a number or {dims} numbers"
         require(name, fits or (auto and given == "auto"), f"{allowed}, or 'auto'" if auto else allowed)
+
+
+def _check_train_freq(model: Any) -> None:
+    """Refuse an unknown unit of ``train_freq``, and episodes of several environments."""
+    frequency = model.train_freq if isinstance(model.train_freq, tuple) else (model.train_freq, "step")
+    units = ("step", "episode", OVERLAP, *TrainFrequencyUnit)  # the last ones are those of a loaded model
+    if len(frequency) != 2 or not is_integer(frequency[0]) or frequency[0] < 1 or frequency[1] not in units:
+        raise ValueError(
+            "train_freq must be an integer >= 1 (vector steps), or (n, 'step'), (n, 'episode') or (n, 'overlap'), got "
+            f"{model.train_freq!r}."
+        )
+    count = 1 if model.env is None else model.n_envs
+    if frequency[1] in ("episode", TrainFrequencyUnit.EPISODE) and count > 1:
+        raise ValueError(f"train_freq must be counted in steps with {count} environments, got {model.train_freq!r}.")
 
 
 def make_search(given: Any) -> OffsetSearch | None:
