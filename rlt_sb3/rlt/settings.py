@@ -1,7 +1,7 @@
 """Checks of RLT's settings and of the spaces that it is given, which need no environment."""
 
 from collections.abc import Callable, Mapping
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,6 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 
-from rlt_gym.workers.named import is_integer
 from rlt_sb3.common.chunk_off_policy import OVERLAP, check_names
 from rlt_sb3.common.gated_policy import n_tasks_of
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
@@ -21,6 +20,10 @@ from rlt_sb3.rlt.trained_token import TOKENS
 from rlt_sb3.rlt.trained_vla import TrainVLA
 
 OBSERVATION_KEYS = ("z_rl", "proprio", "vla_ref")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_spaces(obs: Any, action: Any) -> None:
@@ -61,7 +64,7 @@ def check_values(model: Any) -> None:
 
     def integer(name: str, lowest: int, unit: str = "") -> None:
         value = getattr(model, name)
-        require(name, is_integer(value) and value >= lowest, f"an integer >= {lowest}{unit}")
+        require(name, _is_integer(value) and value >= lowest, f"an integer >= {lowest}{unit}")
 
     def number(name: str, allowed: str, fits: Callable[[Any], bool]) -> None:
         value = getattr(model, name)
@@ -138,7 +141,7 @@ def _check_train_freq(model: Any) -> None:
     """Refuse an unknown unit of ``train_freq``, and episodes of several environments."""
     frequency = model.train_freq if isinstance(model.train_freq, tuple) else (model.train_freq, "step")
     units = ("step", "episode", OVERLAP, *TrainFrequencyUnit)  # the last ones are those of a loaded model
-    if len(frequency) != 2 or not is_integer(frequency[0]) or frequency[0] < 1 or frequency[1] not in units:
+    if len(frequency) != 2 or not _is_integer(frequency[0]) or frequency[0] < 1 or frequency[1] not in units:
         raise ValueError(
             "train_freq must be an integer >= 1 (vector steps), or (n, 'step'), (n, 'episode') or (n, 'overlap'), got "
             f"{model.train_freq!r}."

@@ -49,6 +49,7 @@ def test_updates_follow_the_rows():
     model.learn(20)
     before = model.replay_buffer.rows_stored
     model.learn(60, reset_num_timesteps=False)
+    model._train_meanwhile()  # the updates that it still owes
     stored = model.replay_buffer.rows_stored - before
     assert stored > 3 * 60 and model._n_updates == 5 + int(0.5 * stored + 1e-6)
 
