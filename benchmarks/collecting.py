@@ -19,18 +19,17 @@ Start nothing else on the machine. CPU seconds are of all processes of this prog
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import warnings
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import processes
 import torch
+from json_file import write_json
 from throughput import Clocks, For
 
 from rlt_gym.cluster.connection import RayConfig, connected
@@ -156,10 +155,7 @@ def main() -> None:
                 f"| {envs} | {mode} | {rates} | {' | '.join(cells)} | {row['sum']:.1%} | {row['staleness']:.1f} |",
                 flush=True,
             )
-    if arguments.json:
-        settings = {name: value for name, value in vars(arguments).items() if name != "json"}
-        shown = {"arguments": settings, "cores": cores, "load": load, "results": results}
-        Path(arguments.json).write_text(json.dumps(shown, indent=2) + "\n")
+    write_json(arguments, cores=cores, load=load, results=results)
     off = [f"{n} {mode}" for n, found in results.items() for mode, row in found.items() if abs(row["sum"] - 1.0) > 0.05]
     if off:
         sys.exit(f"The parts do not add up to the wall time within 5 %: {', '.join(off)}.")

@@ -17,7 +17,6 @@ the learner's process could take without updates, "updates" what its updates all
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import warnings
 from functools import partial
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from json_file import write_json
 from throughput import Clocks
 
 from rlt_gym.cluster.connection import RayConfig, connected
@@ -106,11 +106,7 @@ def main() -> None:
             costs = " | ".join(f"{found[part]:.2f}" for part in PARTS)
             rates = " | ".join(f"{limits[name]:.0f}" for name in ("wanted", "process", "updates"))
             print(f"| {simulators} | {costs} | {rates} | {limits['bottleneck']} |", flush=True)
-    if arguments.json:
-        settings = {name: value for name, value in vars(arguments).items() if name != "json"}
-        arguments.json.write_text(
-            json.dumps({"arguments": settings, "load": load, "results": results}, indent=2) + "\n"
-        )
+    write_json(arguments, load=load, results=results)
 
 
 if __name__ == "__main__":

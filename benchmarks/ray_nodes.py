@@ -1,4 +1,4 @@
-"""What a machine more costs the learner: vector steps over several nodes of a Ray cluster, beside those of one process.
+"""What each further node of a Ray cluster costs the learner: its vector steps, beside those of one process.
 
     python benchmarks/ray_nodes.py --json benchmarks/results/ray_nodes.json
     python benchmarks/ray_nodes.py --nodes 1,2 --steps 20
@@ -12,7 +12,6 @@ of them without Ray, measured in the same turn. CPU time is that of the learner'
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from functools import partial
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from json_file import write_json
 from many_simulators import SIZES
 
 from rlt_gym.cluster.connection import RayConfig, connected
@@ -85,11 +85,7 @@ def main() -> None:
         chunk = found["cpu"] / (nodes * arguments.simulators)
         cells = (found["wall"], found["one_process"], found["cpu"], chunk, found["seconds_to_start"])
         print(f"| {nodes} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
-    if arguments.json:
-        settings = {name: value for name, value in vars(arguments).items() if name != "json"}
-        arguments.json.write_text(
-            json.dumps({"arguments": settings, "load": load, "results": results}, indent=2) + "\n"
-        )
+    write_json(arguments, load=load, results=results)
 
 
 if __name__ == "__main__":

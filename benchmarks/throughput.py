@@ -19,7 +19,6 @@ side by side, on 2 cores, or on as many as there are simulators and one more; VL
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -33,6 +32,7 @@ import numpy as np
 import processes
 import torch
 import torch._dynamo  # before OpenGL is loaded, see rlt_sb3.rlt.rlt
+from json_file import write_json
 from stable_baselines3.common.callbacks import BaseCallback
 
 from rlt_gym.libero import vector_env
@@ -252,10 +252,7 @@ def main() -> None:
             else:
                 cells += [f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})", "", ""]
             print(f"| {num_envs} | {mode} | {' | '.join(cells)} |")
-    if arguments.json:
-        settings = {name: value for name, value in vars(arguments).items() if name != "json"}
-        shown = {"arguments": settings, "cores": cores, "load": load, "results": results}
-        Path(arguments.json).write_text(json.dumps(shown, indent=2) + "\n")
+    write_json(arguments, cores=cores, load=load, results=results)
     off = [f"{n} {mode}" for n, found in results.items() for mode, row in found.items() if abs(row["sum"] - 1.0) > 0.05]
     if off:
         sys.exit(f"The parts do not add up to the wall time within 5 %: {', '.join(off)}.")

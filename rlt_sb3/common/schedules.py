@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from numbers import Real
 
+import numpy as np
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import FloatSchedule
 
@@ -45,6 +46,6 @@ def lowest_value(given: float | Schedule) -> float:
     Find the lowest value of a number or a schedule: at the beginning, in the middle and at the end of training.
 
     :param given: as Stable-Baselines3 takes it, for example for a learning rate
-    :return: the lowest of the three
+    :return: the lowest of the three; NaN if one of them is
     """
-    return min(FloatSchedule(given)(remaining) for remaining in (1.0, 0.5, 0.0))
+    return float(np.min([FloatSchedule(given)(remaining) for remaining in (1.0, 0.5, 0.0)]))

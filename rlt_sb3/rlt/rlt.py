@@ -84,9 +84,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
     :param batch_size: rows per update
     :param tau: weight of the online networks in each target update
     :param gamma: discount per control step
-    :param train_freq: ``(n, "overlap")``: n vector steps, then the updates for their rows, which are computed while the
-        simulators play the next one; the actor that plays is then one chunk older. ``n`` or ``(n, "episode")``: n
-        vector steps or episodes, and the simulators wait for the updates
+    :param train_freq: ``(n, "overlap")``: the updates for the rows of n vector steps are computed while the simulators
+        play the next step, with an actor that has not seen these rows. ``n`` or ``(n, "episode")``: the simulators wait
+        for the updates after n vector steps or episodes
     :param utd: critic updates per stored row, exact for any number of environments (fractions are carried over)
     :param n_steps: consecutive chunks in a return
     :param policy_delay: critic updates per actor and target update, counted over the whole life of the model

@@ -54,6 +54,7 @@ BAD = [
     (dict(gamma=1.1), "gamma"), (dict(tau=0.0), "tau"), (policy(actor_tau=2.0), "actor_tau"),
     (dict(n_steps=0), "n_steps"), (dict(utd=0.0), "utd"), (dict(utd=float("inf")), "utd must be > 0 and finite"),
     (dict(stats_window_size=0), "stats_window_size must be an integer >= 1"), (dict(policy_delay=True), "policy_delay"),
+    (dict(learning_rate=lambda left: np.nan if left == 0.5 else 1e-3), "learning_rate must be >= 0"),
     (dict(bc_coef=-1.0), "bc_coef"), (policy(actor_q="max"), "actor_q"),
     (dict(reference_dropout=1.5), "reference_dropout"), (dict(exploration_std=-0.1), "exploration_std"),
     (dict(exploration_std=[0.1, 0.1]), "exploration_std"), (dict(action_scale=[1.0, 0, 1, 1, 1, 1, 1]), "action_scale"),

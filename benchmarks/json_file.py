@@ -1,0 +1,19 @@
+"""The file that ``--json`` of a benchmark names."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+
+def write_json(arguments: argparse.Namespace, **found: Any) -> None:
+    """
+    Write what a benchmark has found, with its arguments; without ``--json`` do nothing.
+
+    :param arguments: of the command line, ``json`` among them
+    :param found: further entries of the file
+    """
+    if not arguments.json:
+        return
+    settings = {name: value for name, value in vars(arguments).items() if name != "json"}
+    Path(arguments.json).write_text(json.dumps({"arguments": settings, **found}, indent=2) + "\n")
