@@ -169,6 +169,10 @@ class DemoWriter:
         self.close(error)
 
 
+def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(wanted) and all(b is None or a == b for a, b in zip(shape, wanted, strict=True))
+
+
 def _check_rows(array: np.ndarray, shape: tuple[int, ...], name: str) -> None:
     if np.shape(array) != shape or not np.all(np.isfinite(array)):
         raise ValueError(f"{name} has shape {np.shape(array)}; it must be finite with shape {shape}.")
@@ -179,13 +183,15 @@ class Demo:
     """
     One demonstration of an open :class:`DemoFile`; arrays are read from disk when asked for.
 
-    Each array must have a row for each action, and actions and ``proprio`` must be finite; else reading it raises a
-    ``ValueError`` that names the file and the demonstration.
+    Each array must have a row for each action and the widths of the robot, and actions and ``proprio`` must be finite;
+    else reading it raises a ``ValueError`` that names the file and the demonstration.
 
     :param group: Its HDF5 group.
+    :param robot: The robot that it shows.
     """
 
     group: h5py.Group
+    robot: RobotSpec
 
     @property
     def name(self) -> str:
@@ -207,7 +213,23 @@ class Demo:
             raise self._error(f"has no array {name}")
         if name != "actions" and len(found) != len(self):
             raise self._error(f"has {len(found)} rows of {name} for {len(self)} actions")
+        row = self._row_shapes.get(name, (None, None, 3) if name in self._pictures else None)
+        if row is not None and not _fits(found.shape[1:], row):
+            wanted = ", ".join("any" if size is None else str(size) for size in row)
+            raise self._error(f"has rows of {name} of shape {found.shape[1:]}, not ({wanted})")
         return found
+
+    @property
+    def _row_shapes(self) -> dict[str, tuple[int | None, ...]]:
+        """Shape of a row of each array of numbers; None: any size."""
+        return {
+            "actions": (self.robot.action_size,),
+            "obs/proprio": (self.robot.proprio_size,),
+            "obs/ee_states": (6,),
+            "obs/gripper_states": (2,),
+            "object_positions": (None, 3),
+            "intervention": (),
+        }
 
     def _read(self, name: str, stride: int = 1) -> np.ndarray:
         """Read every stride-th row of an array."""
@@ -305,7 +327,7 @@ class DemoFile:
             #: The robot that the demonstrations show.
             self.robot = RobotSpec.from_dict(json.loads(data.attrs["robot"])) if "robot" in data.attrs else ROBOT
             names = sorted((name for name in data if name.startswith("demo_")), key=lambda name: int(name[5:]))
-            self.demos = [Demo(data[name]) for name in names]
+            self.demos = [Demo(data[name], self.robot) for name in names]
         except (KeyError, ValueError, TypeError) as error:
             self._file.close()
             raise ValueError(

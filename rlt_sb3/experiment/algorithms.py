@@ -44,7 +44,7 @@ class Algorithm:
     :param starts_at_vla: the untrained policy is meant to play the VLA's chunk
     :param learns_from_hooks: it stores what was executed where ``intervention`` or ``critical_phase`` replaced the
         policy's chunk; otherwise a run with these hooks is refused
-    :param modes: choices of ``rollout.mode``; "overlap" and "async" need a
+    :param modes: choices of ``rollout.mode``, first the one that the class has by itself; "overlap" and "async" need a
         :class:`~rlt_sb3.common.chunk_off_policy.ChunkOffPolicyAlgorithm`
     :param check: raises ``ValueError`` for settings (of the right names and types, classes looked up, schedules made)
         that cannot work, so that a run refuses them before it starts simulators

@@ -209,6 +209,13 @@ class TrainConfig:
         return self.algorithms.setdefault(self.algorithm, {})
 
     @property
+    def mode(self) -> str | None:
+        """``rollout.mode``, or the algorithm's own one; None where ``train_freq`` says when updates are computed."""
+        if self.rollout.mode is None and "train_freq" not in self.settings:
+            return get_algorithm(self.algorithm).modes[0]
+        return self.rollout.mode
+
+    @property
     def model_settings(self) -> dict[str, Any]:
         """Keyword arguments with which the chosen algorithm is made: those of its section, and what the mode needs."""
         mode, modes = self.rollout.mode, get_algorithm(self.algorithm).modes

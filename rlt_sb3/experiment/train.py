@@ -216,7 +216,7 @@ def resume(path: str | Path, **changes: Any) -> TrainResult:
 
 #: What a resumed run may not change, besides ``env.device`` and settings of algorithms (see ``Algorithm.may_change``):
 #: it is in the checkpoint, or results could not be compared any more.
-FIXED = ("algorithm", "rollout.mode", "seed", "evaluation.n_states", "evaluation.selection_states")
+FIXED = ("algorithm", "seed", "evaluation.n_states", "evaluation.selection_states")
 
 
 def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[str, Any] | None]:
@@ -237,6 +237,7 @@ def _resumed(config: TrainConfig) -> tuple[Path | None, Checkpoint | None, dict[
     for name in saved.algorithms | config.algorithms:
         must_keep = get_algorithm(name).fixed
         fixed[name] = must_keep(saved.algorithms.get(name, {})), must_keep(config.algorithms.get(name, {}))
+    fixed["rollout.mode"] = saved.mode, config.mode
     for name, (old, new) in fixed.items():
         if old != new:
             raise ValueError(

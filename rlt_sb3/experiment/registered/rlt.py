@@ -30,7 +30,7 @@ register_algorithm(
         flat=False,
         starts_at_vla=True,
         learns_from_hooks=True,
-        modes=("sync", "overlap", "async"),
+        modes=("overlap", "sync", "async"),
         check=_check,
         may_change=("device", "policy_kwargs.critic_precision"),
         on_resume=_on_resume,

@@ -79,7 +79,7 @@ def test_a_run_loses_a_collector_ends_and_goes_on(tmp_path, monkeypatch):
         (["--rollout.workers", "2"], "needs save_every"),
         (["--rollout.workers", "2", "--save_every", "9", "--video_every", "3"], "does not film training episodes"),
         (["--rollout.workers", "2", "--rlt.train_freq", "2"], "sets rlt.train_freq itself"),
-        (["--rollout.mode", "asinc"], "rollout.mode must be one of sync, overlap, async with rlt, got 'asinc'"),
+        (["--rollout.mode", "asinc"], "rollout.mode must be one of overlap, sync, async with rlt, got 'asinc'"),
         (["--algorithm", "tqc"], "rollout.mode must be one of sync with tqc, got 'async'"),
         (
             ["--rollout.workers", "2", "--save_every", "9", "--rlt.policy_kwargs.gripper_flip", "auto"],

@@ -20,7 +20,7 @@ from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT
 from rlt_sb3.cli.main import main
 from rlt_sb3.experiment.checkpoints import CheckpointError, all_checkpoints, find_checkpoint, resumable_checkpoints
-from rlt_sb3.experiment.config import EvalSettings, config_file, load_config, save_config
+from rlt_sb3.experiment.config import EvalSettings, RolloutConfig, config_file, load_config, save_config
 from rlt_sb3.experiment.models import load_model
 from rlt_sb3.experiment.report import read_evaluations, read_metrics
 from rlt_sb3.experiment.train import resume, train
@@ -128,6 +128,16 @@ def test_resumed_run_keeps_overlap(tmp_path):
     rlt = load_config(run / "config.yaml").algorithms["rlt"] | {"train_freq": [1, "overlap"]}
     with pytest.raises(ValueError, match="A resumed run must keep rlt"):
         resume(run, algorithms={"rlt": rlt}, total_chunks=80)
+
+
+def test_a_resumed_run_may_name_the_mode_that_the_algorithm_has_by_itself(tmp_path):
+    run = train(quick(tmp_path, total_chunks=40)).run
+    config = load_config(run / "config.yaml")
+    assert config.rollout.mode is None and "train_freq" not in config.settings
+    with pytest.raises(ValueError, match=r"must keep rollout\.mode: the run has overlap, given was sync"):
+        resume(run, rollout=RolloutConfig("sync"), total_chunks=80)
+    resume(run, rollout=RolloutConfig("overlap"), total_chunks=80)
+    assert find_checkpoint(run)[1].chunks == 80 and load_config(run / "config.yaml").rollout.mode == "overlap"
 
 
 def test_evaluations_with_own_simulators_do_not_change_training(tmp_path, monkeypatch):
