@@ -3,13 +3,15 @@ Compare settings of ``rlt train`` over tasks and seeds: a queue of runs, and the
 
     python benchmarks/recipe.py --settings benchmarks/recipes/ablations.yaml
     python benchmarks/recipe.py --settings FILE --table            # only the tables of the runs that are finished
+    python benchmarks/recipe.py --settings FILE --rows a.json      # with the runs that another machine has made
 
 A settings file has the arguments of ``rlt train`` that all runs share (``common``), those of each task (``tasks``) and
 of each setting (``settings``), and ``seeds``. The first setting is the one that the others are compared with. A task
 that needs another Python environment has ``{python: FILE, arguments: ...}``. Runs are kept in ``--out``, are not
 repeated, and go on from their last checkpoint if they were interrupted. Later seeds take the frozen VLA's outcomes from
-the first one. As many run at once as there are cores, so that all cores are busy; start nothing else, or minutes mean
-little.
+the first one. ``--tasks`` and ``--seeds`` choose a part of the queue for this machine; ``--rows`` reads what ``--json``
+of the other machines has written: those runs are in the tables, and are not repeated. As many run at once as there are
+cores, so that all cores are busy; start nothing else, or minutes mean little.
 
 The tables show, for each run, the frozen VLA and RLT on held-out states; the area under the practicing actor's own
 curve on the selection states, its lowest point, and how much practice it took to solve 30 points more than the VLA and
@@ -74,6 +76,11 @@ class Run:
     def finished(self) -> bool:
         """Whether the run has come to its end."""
         return (self.folder / "report.html").exists()
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Setting, task and seed."""
+        return self.setting, self.task, self.seed
 
     def command(self) -> list[str]:
         """Return the command that begins the run, or continues it where it was interrupted."""
@@ -211,6 +218,43 @@ def measure(run: Run) -> dict[str, Any]:
     }
 
 
+def made_elsewhere(files: list[Path]) -> dict[tuple[str, str, int], dict[str, Any]]:
+    """
+    Read runs that other machines have made.
+
+    :param files: what ``--json`` of this command has written there
+    :return: (setting, task, seed) -> row of the table
+    :raises ValueError: if a file is not of this command, or two of them have the same run
+    """
+    found: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for file in files:
+        try:
+            rows = {(row["setting"], row["task"], row["seed"]): row for row in json.loads(file.read_text())["runs"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{file} must have been written by --json of benchmarks/recipe.py: {error}.") from error
+        if twice := sorted(rows.keys() & found.keys()):
+            raise ValueError(f"{file} has runs that a file before it has as well: {twice}.")
+        found |= rows
+    return found
+
+
+def select(settings: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """
+    Keep the part of a settings file that the command line names.
+
+    :param settings: of :func:`read_settings`
+    :param args: of the command line
+    :return: the part
+    :raises ValueError: if the file has no such setting or task
+    """
+    kept = dict(settings)
+    for key, names in (("settings", args.only), ("tasks", args.tasks)):
+        if unknown := sorted(set(names or []) - set(settings[key])):
+            raise ValueError(f"{args.settings} has no {key} {unknown}, it has {list(settings[key])}.")
+        kept[key] = {name: settings[key][name] for name in names or settings[key]}
+    return kept | {"seeds": args.seeds or settings["seeds"]}
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """
     Make the table of the runs.
@@ -311,16 +355,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where runs are kept; runs/ and the file's name by default")
     parser.add_argument("--parallel", type=int, default=os.cpu_count(), help="runs at once")
     parser.add_argument("--only", nargs="+", help="settings of the file")
+    parser.add_argument("--tasks", nargs="+", help="tasks of the file")
     parser.add_argument("--seeds", nargs="+", type=int, help="instead of those of the file")
     parser.add_argument("--table", action="store_true", help="make no runs")
     parser.add_argument("--json", type=Path, help="benchmarks/results/ and the file's name by default")
+    parser.add_argument("--rows", type=Path, nargs="+", default=[], help="files that --json has written elsewhere")
     args = parser.parse_args()
-    settings = read_settings(args.settings)
-    unknown = sorted(set(args.only or []) - set(settings["settings"]))
-    if unknown:
-        parser.error(f"{args.settings} has no setting {unknown}, it has {list(settings['settings'])}")
-    settings["settings"] = {name: settings["settings"][name] for name in args.only or settings["settings"]}
-    settings["seeds"] = args.seeds or settings["seeds"]
+    try:
+        settings, elsewhere = select(read_settings(args.settings), args), made_elsewhere(args.rows)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     out = args.out or Path("runs") / args.settings.stem
     out.mkdir(parents=True, exist_ok=True)
     runs = queue(settings, out)
@@ -330,9 +374,9 @@ def main() -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 parser.error(f"another of these commands is at work in {out}: wait for it, or name another --out")
-            for run in play(runs, args.parallel):
+            for run in play([run for run in runs if run.key not in elsewhere], args.parallel):
                 print(table([measure(run)]).splitlines()[-1], flush=True)
-    rows = [measure(run) for run in runs if run.finished]
+    rows = [elsewhere.get(run.key) or measure(run) for run in runs if run.key in elsewhere or run.finished]
     if not rows:
         parser.error(f"no run in {out} is finished")
     results = aggregate(rows)

@@ -132,6 +132,46 @@ def test_settings_that_are_better_on_every_task_and_seed(recipe):
     assert "| 0.85 (" in recipe.comparison([second])
 
 
+def test_runs_of_another_machine_are_not_repeated(recipe, tmp_path, monkeypatch, capsys):
+    """A queue in two parts: the second command makes what the first one has not made, and its tables have all runs."""
+    monkeypatch.setattr(recipe, "aggregate", lambda rows: [])  # needs rliable
+    (tmp_path / "file.yaml").write_text(FILE)
+    made = []
+
+    def run(command, **_):
+        folder = Path(command[command.index("--out") + 1]) / command[command.index("--name") + 1]
+        folder.mkdir()
+        (folder / "evaluations.json").write_text(json.dumps(evaluations([1, 3])))
+        (folder / "report.html").touch()
+        made.append(folder.name)
+
+    def command(out, *arguments):
+        common = ["recipe.py", "--settings", str(tmp_path / "file.yaml"), "--parallel", "1"]
+        monkeypatch.setattr(
+            sys, "argv", [*common, "--out", str(tmp_path / out), "--json", str(tmp_path / f"{out}.json"), *arguments]
+        )
+        recipe.main()
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(recipe.subprocess, "run", run)
+    command("a", "--tasks", "two", "--only", "RLT")
+    assert made == ["RLT-two-seed0", "RLT-two-seed1"]
+    made.clear()
+    table = command("b", "--rows", str(tmp_path / "a.json"))
+    assert len(made) == 6 and not {"RLT-two-seed0", "RLT-two-seed1"} & set(made)
+    rows = json.loads((tmp_path / "b.json").read_text())["runs"]
+    assert len({(row["setting"], row["task"], row["seed"]) for row in rows}) == 8
+    assert "| two | RLT | 1 |" in table and "| two | long returns | 1 |" in table
+    for arguments, says in (
+        (["--rows", str(tmp_path / "a.json"), str(tmp_path / "b.json")], "has runs that a file before it has as well"),
+        (["--rows", str(tmp_path / "file.yaml")], "must have been written by --json"),
+        (["--tasks", "three"], r"has no tasks ['three'], it has ['one', 'two']"),
+    ):
+        with pytest.raises(SystemExit):
+            command("c", *arguments)
+        assert says in capsys.readouterr().err and not (tmp_path / "c").exists()
+
+
 def test_bad_settings_files(recipe, tmp_path):
     path = tmp_path / "bad.yaml"
     for text in ("seeds: [0]", "tasks: {a: b}\nsettings: {c: d}\nseeds: []", FILE + "tries: 3", "[]"):
