@@ -13,11 +13,9 @@ the first one. ``--tasks`` and ``--seeds`` choose a part of the queue for this m
 of the other machines has written: those runs are in the tables, and are not repeated. As many run at once as there are
 cores, so that all cores are busy; start nothing else, or minutes mean little.
 
-The tables show, for each run, the frozen VLA and RLT on held-out states; the area under the practicing actor's own
-curve on the selection states, its lowest point, and how much practice it took to solve 30 points more than the VLA and
-90 %. For each setting they show the interquartile mean over tasks and seeds, and the probability that the setting is
-better than the first one, with stratified bootstrap intervals (Agarwal et al., "Deep Reinforcement Learning at the Edge
-of the Statistical Precipice", 2021; ``pip install 'rlt[benchmarks]'``).
+The tables show, for each run, the frozen VLA and RLT on held-out states; the practicing actor on the selection states,
+the area under this curve, and how much practice it took to solve 30 points more than the VLA and 90 %. For each setting
+they show the statistics of ``recipe_report.py`` (``pip install 'rlt[benchmarks]'``).
 """
 
 import argparse
@@ -34,20 +32,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
-from tasks import ROOT, compared, rate
+from recipe_report import Key, aggregate, comparison, figure, key, measure, table
 
 from rlt_sb3.common.files import replacing
-from rlt_sb3.common.robot_time import robot_minutes
-from rlt_sb3.experiment.practice import practicing, steps_to
 from rlt_sb3.experiment.report import read_evaluations
 
+ROOT = Path(__file__).parent.parent
 KEYS = {"common", "seeds", "tasks", "settings"}
-#: bootstrap samples of an interval
-RESAMPLES = 2000
-#: what settings are compared by: name -> how a table calls it
-SCORES = {"area": "area under the curve", "last": "last selection evaluation", "held_out": "held-out states"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +70,7 @@ class Run:
         return (self.folder / "report.html").exists()
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> Key:
         """Setting, task and seed."""
         return self.setting, self.task, self.seed
 
@@ -167,58 +159,7 @@ def play(runs: list[Run], parallel: int) -> Iterator[Run]:
         yield from pool.map(one, [run for run in runs if not run.finished])
 
 
-def curve(data: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """
-    Read the practicing actor's curve on the selection states; it begins as the frozen VLA.
-
-    :param data: contents of evaluations.json
-    :return: chunks, success rates
-    """
-    first = data["vla_selection"]
-    points = [(0, first["successes"] / first["n"])]
-    for point in data["selection"]:
-        found = practicing(point)
-        points.append((point["chunks"], found["successes"] / found["n"]))
-    chunks, rates = (np.array(column, dtype=float) for column in zip(*points, strict=True))
-    return chunks, rates
-
-
-def measure(run: Run) -> dict[str, Any]:
-    """
-    Measure a finished run.
-
-    :param run: the run
-    :return: its row of the table
-    """
-    data = read_evaluations(run.folder)
-    chunks, rates = curve(data)
-
-    frequency, held_out = data["control_frequency"], compared(data)
-
-    def minutes_to(goal: float) -> float | None:
-        count = steps_to(data, goal, practicing)
-        return None if count is None else robot_minutes(count, frequency)
-
-    return {
-        "setting": run.setting,
-        "task": run.task,
-        "seed": run.seed,
-        **held_out,
-        "vla_selection": rates[0],
-        "selection": rates[1:].tolist(),
-        "deployed": [point["evaluation"]["successes"] / point["evaluation"]["n"] for point in data["selection"]],
-        "area": float(np.trapezoid(rates, chunks) / chunks[-1]),
-        "lowest": float(rates[1:].min()),
-        "last": float(rates[-1]),
-        "held_out": held_out["rlt"]["k"] / held_out["rlt"]["n"],
-        "minutes_to_30_points": minutes_to(rates[0] + 0.3),
-        "minutes_to_90": minutes_to(0.9),
-        "robot_minutes": robot_minutes(data["selection"][-1]["control_steps"], frequency),
-        "wall_minutes": data["minutes"],
-    }
-
-
-def made_elsewhere(files: list[Path]) -> dict[tuple[str, str, int], dict[str, Any]]:
+def made_elsewhere(files: list[Path]) -> dict[Key, dict[str, Any]]:
     """
     Read runs that other machines have made.
 
@@ -226,10 +167,10 @@ def made_elsewhere(files: list[Path]) -> dict[tuple[str, str, int], dict[str, An
     :return: (setting, task, seed) -> row of the table
     :raises ValueError: if a file is not of this command, or two of them have the same run
     """
-    found: dict[tuple[str, str, int], dict[str, Any]] = {}
+    found: dict[Key, dict[str, Any]] = {}
     for file in files:
         try:
-            rows = {(row["setting"], row["task"], row["seed"]): row for row in json.loads(file.read_text())["runs"]}
+            rows = {key(row): row for row in json.loads(file.read_text())["runs"]}
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{file} must have been written by --json of benchmarks/recipe.py: {error}.") from error
         if twice := sorted(rows.keys() & found.keys()):
@@ -248,104 +189,11 @@ def select(settings: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]
     :raises ValueError: if the file has no such setting or task
     """
     kept = dict(settings)
-    for key, names in (("settings", args.only), ("tasks", args.tasks)):
-        if unknown := sorted(set(names or []) - set(settings[key])):
-            raise ValueError(f"{args.settings} has no {key} {unknown}, it has {list(settings[key])}.")
-        kept[key] = {name: settings[key][name] for name in names or settings[key]}
+    for part, names in (("settings", args.only), ("tasks", args.tasks)):
+        if unknown := sorted(set(names or []) - set(settings[part])):
+            raise ValueError(f"{args.settings} has no {part} {unknown}, it has {list(settings[part])}.")
+        kept[part] = {name: settings[part][name] for name in names or settings[part]}
     return kept | {"seeds": args.seeds or settings["seeds"]}
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """
-    Make the table of the runs.
-
-    :param rows: of :func:`measure`
-    :return: Markdown, one line per run
-    """
-    head = (
-        "task", "setting", "seed", "frozen VLA", "RLT", "fixed / broken", "area", "lowest (VLA)", "selection states",
-        "robot minutes to +30 points, to 90 %, in all", "minutes",
-    )  # fmt: skip
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for row in rows:
-        goals = (row["minutes_to_30_points"], row["minutes_to_90"], row["robot_minutes"])
-        cells = [
-            row["task"], row["setting"], str(row["seed"]), rate(row["vla"]), rate(row["rlt"]),
-            f"{row['fixed']} / {row['broken']}", f"{row['area']:.2f}",
-            f"{row['lowest']:.2f} ({row['vla_selection']:.2f})",
-            ", ".join(f"{found:.2f}" for found in row["selection"]),
-            ", ".join("-" if goal is None else f"{goal:.0f}" for goal in goals), f"{row['wall_minutes']:.0f}",
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def matrices(rows: list[dict[str, Any]], score: str) -> dict[str, np.ndarray]:
-    """
-    Arrange a score as rliable takes it.
-
-    :param rows: of :func:`measure`
-    :param score: a key of :data:`SCORES`
-    :return: setting -> (seeds, tasks), of the tasks and seeds that every setting has finished
-    """
-    found = {(row["setting"], row["task"], row["seed"]): row[score] for row in rows}
-    settings, tasks, seeds = (list(dict.fromkeys(key[i] for key in found)) for i in range(3))
-    tasks = [task for task in tasks if all((one, task, seed) in found for one in settings for seed in seeds)]
-    return {one: np.array([[found[one, task, seed] for task in tasks] for seed in seeds]) for one in settings}
-
-
-def aggregate(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """
-    Compare settings over tasks and seeds.
-
-    :param rows: of :func:`measure`
-    :return: for each score and setting: interquartile mean, probability of improvement over the first setting, and
-        their stratified bootstrap intervals (95 %)
-    :raises ImportError: if rliable is missing
-    """
-    try:
-        from rliable import library, metrics
-    except ImportError as error:
-        raise ImportError("The comparison of settings needs rliable: pip install 'rlt[benchmarks]'.") from error
-    bootstrap = {"reps": RESAMPLES, "random_state": np.random.RandomState(0)}
-    results = []
-    for score in SCORES:
-        scores = matrices(rows, score)
-        first = next(iter(scores))
-        if not scores[first].size:
-            continue
-        means, of_means = library.get_interval_estimates(
-            scores, lambda x: np.array([metrics.aggregate_iqm(x)]), **bootstrap
-        )
-        pairs = {name: (values, scores[first]) for name, values in scores.items() if name != first}
-        better, of_better = (
-            library.get_interval_estimates(pairs, metrics.probability_of_improvement, **bootstrap)
-            if pairs
-            else ({}, {})
-        )
-        for name, values in scores.items():
-            row = {"score": score, "setting": name, "runs": values.size, "iqm": float(means[name][0])}
-            row["iqm_95"] = of_means[name].ravel().tolist()
-            if name in better:
-                row |= {"better": float(better[name]), "better_95": np.ravel(of_better[name]).tolist()}
-            results.append(row)
-    return results
-
-
-def comparison(results: list[dict[str, Any]]) -> str:
-    """
-    Make the table of the settings.
-
-    :param results: of :func:`aggregate`
-    :return: Markdown, one line per score and setting
-    """
-    lines = ["| score | setting | runs | interquartile mean | probability of improvement |", "|---|---|---|---|---|"]
-    for row in results:
-        mean = f"{row['iqm']:.2f} ({row['iqm_95'][0]:.2f} to {row['iqm_95'][1]:.2f})"
-        low, high = row.get("better_95", (0.0, 0.0))
-        better = f"{row['better']:.2f} ({low:.2f} to {high:.2f})" if "better" in row else "-"
-        lines.append(f"| {SCORES[row['score']]} | {row['setting']} | {row['runs']} | {mean} | {better} |")
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -360,6 +208,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="make no runs")
     parser.add_argument("--json", type=Path, help="benchmarks/results/ and the file's name by default")
     parser.add_argument("--rows", type=Path, nargs="+", default=[], help="files that --json has written elsewhere")
+    parser.add_argument("--figure", type=Path, help="picture of the practicing actors' learning curves")
     args = parser.parse_args()
     try:
         settings, elsewhere = select(read_settings(args.settings), args), made_elsewhere(args.rows)
@@ -375,13 +224,17 @@ def main() -> None:
             except OSError:
                 parser.error(f"another of these commands is at work in {out}: wait for it, or name another --out")
             for run in play([run for run in runs if run.key not in elsewhere], args.parallel):
-                print(table([measure(run)]).splitlines()[-1], flush=True)
-    rows = [elsewhere.get(run.key) or measure(run) for run in runs if run.key in elsewhere or run.finished]
+                print(table([measure(run.key, run.folder)]).splitlines()[-1], flush=True)
+    rows = [
+        elsewhere.get(run.key) or measure(run.key, run.folder) for run in runs if run.key in elsewhere or run.finished
+    ]
     if not rows:
         parser.error(f"no run in {out} is finished")
     results = aggregate(rows)
     with replacing(args.json or ROOT / "benchmarks" / "results" / f"{args.settings.stem}.json") as temporary:
         temporary.write_text(json.dumps({"runs": rows, "settings": results}, indent=1) + "\n")
+    if args.figure:
+        figure(rows, args.figure)
     print(table(rows), comparison(results), sep="\n\n")
 
 

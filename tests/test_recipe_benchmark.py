@@ -1,4 +1,4 @@
-"""benchmarks/recipe.py: its queue, what it resumes, and its numbers against sums done by hand."""
+"""benchmarks/recipe.py: its queue, what it resumes; recipe_report.py: its numbers against sums done by hand."""
 
 import importlib
 import json
@@ -25,6 +25,12 @@ settings:
 def recipe(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")  # as when it is run as a script
     return importlib.import_module("recipe")
+
+
+@pytest.fixture
+def report(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("recipe_report")
 
 
 @pytest.fixture
@@ -87,49 +93,76 @@ def test_later_seeds_take_the_outcomes_of_the_frozen_vla(recipe, runs):
     assert "--evaluation.vla_of" not in one.command() and "--evaluation.vla_of" not in runs[5].command()
 
 
-def test_measures_of_a_run(recipe, runs, monkeypatch):
+def test_measures_of_a_run(report, tmp_path):
+    def measured(practicing, **deployed):
+        (tmp_path / "evaluations.json").write_text(json.dumps(evaluations(practicing, **deployed)))
+        return report.measure(("RLT", "one", 0), tmp_path)
+
     # 1 of 4 by the VLA; the practicing actor solves 0, 2, 4 while the VLA's chunks are deployed
-    monkeypatch.setattr(recipe, "read_evaluations", lambda folder: evaluations([0, 2, 4], deployed=1))
-    row = recipe.measure(runs[0])
+    row = measured([0, 2, 4], deployed=1)
+    assert report.key(row) == ("RLT", "one", 0)
     assert row["area"] == pytest.approx((0.125 + 0.25 + 0.75) / 3)
-    assert (row["vla_selection"], row["lowest"], row["last"], row["held_out"]) == (0.25, 0.0, 1.0, 0.75)
-    assert row["selection"] == [0.0, 0.5, 1.0] and row["deployed"] == [0.25] * 3
+    assert (row["last"], row["held_out"]) == (1.0, 0.75)
+    selection = row["selection"]
+    assert selection["practicing"] == [0, 2, 4] and selection["deployed"] == [1] * 3 and selection["n"] == 4
+    assert selection["vla"] == 1 and selection["chunks"] == [100, 200, 300]
     # 1,200 control steps are a minute; 0.55 and 0.9 are first reached at the third point
     assert (row["minutes_to_30_points"], row["minutes_to_90"], row["robot_minutes"]) == (3.0, 3.0, 3.0)
-    assert (row["fixed"], row["broken"]) == (2, 0)
-    monkeypatch.setattr(recipe, "read_evaluations", lambda folder: evaluations([2, 3]))
-    assert (recipe.measure(runs[0])["minutes_to_30_points"], recipe.measure(runs[0])["minutes_to_90"]) == (2.0, None)
+    assert (row["fixed"], row["broken"], row["p_value"]) == (2, 0, 0.5)
+    assert row["steps_where_both_succeed"] == [10.0, 10.0]
+    line = report.table([row]).splitlines()[-1]
+    assert "| 1/4 (5 % to 70 %) | 3/4 (30 % to 95 %) | 2 / 0 | 0.5 | 10 -> 10 | 0, 2, 4 of 4 (1) |" in line
+    row = measured([2, 3])
+    assert (row["minutes_to_30_points"], row["minutes_to_90"]) == (2.0, None)
 
 
-def test_only_tasks_that_all_settings_have_finished_are_compared(recipe):
+def test_learning_curves(report, tmp_path, monkeypatch):
+    """Means over seeds, bands from the worst to the best, of the points that all seeds have; the VLA's line."""
+    rows = []
+    for seed, practicing in enumerate([[0, 2, 4], [2, 2]]):
+        (tmp_path / "evaluations.json").write_text(json.dumps(evaluations(practicing)))
+        rows.append(report.measure(("RLT", "one", seed), tmp_path))
+    drawn = []
+    monkeypatch.setattr(report.plt, "close", drawn.append)
+    report.figure(rows, tmp_path / "curves.png")
+    axes = drawn[0].axes[0]
+    curve, vla = axes.lines
+    assert axes.get_title() == "one" and curve.get_label() == "RLT, 2 seed(s)"
+    assert curve.get_xydata().tolist() == [[0, 0.25], [100, 0.25], [200, 0.5]] and vla.get_ydata()[0] == 0.25
+    corners = axes.collections[0].get_paths()[0].vertices.tolist()
+    assert [100, 0.0] in corners and [100, 0.5] in corners
+    assert (tmp_path / "curves.png").stat().st_size > 0
+
+
+def test_only_tasks_that_all_settings_have_finished_are_compared(report):
     rows = [
         {"setting": setting, "task": task, "seed": seed, "area": 10 * seed + (setting == "b") + 0.1 * (task == "y")}
         for setting in "ab"
         for task in "xy"
         for seed in (0, 1)
     ]
-    assert {name: values.tolist() for name, values in recipe.matrices(rows, "area").items()} == {
+    assert {name: values.tolist() for name, values in report.matrices(rows, "area").items()} == {
         "a": [[0, 0.1], [10, 10.1]],
         "b": [[1, 1.1], [11, 11.1]],
     }
-    assert recipe.matrices(rows[:-1], "area")["b"].tolist() == [[1], [11]]
+    assert report.matrices(rows[:-1], "area")["b"].tolist() == [[1], [11]]
 
 
-def test_settings_that_are_better_on_every_task_and_seed(recipe):
+def test_settings_that_are_better_on_every_task_and_seed(report):
     pytest.importorskip("rliable")
     scores = {"a": [0.2, 0.4], "b": [0.8, 0.9]}
     rows = [
-        {"setting": name, "task": str(task), "seed": seed} | dict.fromkeys(recipe.SCORES, value + 0.01 * seed)
+        {"setting": name, "task": str(task), "seed": seed} | dict.fromkeys(report.SCORES, value + 0.01 * seed)
         for name, values in scores.items()
         for task, value in enumerate(values)
         for seed in (0, 1)
     ]
-    first, second = [row for row in recipe.aggregate(rows) if row["score"] == "area"]
+    first, second = [row for row in report.aggregate(rows) if row["score"] == "area"]
     # the middle half of 0.20, 0.21, 0.40, 0.41
     assert first["iqm"] == pytest.approx(np.mean([0.21, 0.40])) and "better" not in first
     assert second["better"] == 1.0 and second["better_95"] == [1.0, 1.0] and second["runs"] == 4
     assert first["iqm_95"][0] <= first["iqm"] <= first["iqm_95"][1] < second["iqm_95"][0]
-    assert "| 0.85 (" in recipe.comparison([second])
+    assert "| 0.85 (" in report.comparison([second])
 
 
 def test_runs_of_another_machine_are_not_repeated(recipe, tmp_path, monkeypatch, capsys):
