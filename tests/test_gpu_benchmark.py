@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
@@ -17,6 +18,7 @@ def run(*arguments):
     return subprocess.run(call, capture_output=True, text=True, env=environment, timeout=300)
 
 
+@pytest.mark.expensive
 def test_parts_on_the_cpu(tmp_path):
     done = run("--device", "cpu", "--small", "--parts", "learner", "token", "--out", tmp_path / "gpu.json")
     assert done.returncode == 0, done.stderr

@@ -98,7 +98,9 @@ def played(assets: str, folder, **switches) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("assets", ASSETS)
+@pytest.mark.parametrize(
+    "assets", [pytest.param("official", marks=[pytest.mark.official, pytest.mark.expensive]), "embedded"]
+)
 def test_nothing_changes_when_shortcuts_are_switched_off(assets, tmp_path):
     """Pictures, inner pictures, frames, rewards, proprioception and whole states, bit for bit."""
     if assets == "official" and not os.environ.get("RLT_LIBERO_ASSETS"):

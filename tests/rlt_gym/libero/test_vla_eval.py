@@ -111,6 +111,7 @@ class Mini(Server):
 
 
 @pytest.mark.sim
+@pytest.mark.expensive
 def test_success_is_counted_and_ends_the_episode(tmp_path):
     params = {"suite": "libero_goal", "max_steps": 120, "env_kwargs": {"assets": "embedded", "render": "fast"}}
     result = evaluate(Mini(), tmp_path, params=params, episodes_per_task=3, tasks=["put the bowl on the stove"])

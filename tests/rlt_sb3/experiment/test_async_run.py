@@ -43,6 +43,7 @@ def config(out, **changes):
     return quick(out, "toy_env:FakeRLToken-v0", **changes)
 
 
+@pytest.mark.expensive  # test_collectors.py has the parts of it
 def test_a_run_loses_a_collector_ends_and_goes_on(tmp_path, monkeypatch):
     """Rows of the lost chunks are not stored; a resumed run goes on with gate, counters and buffer."""
     original, calls = CollectorVecEnv.collect, []
