@@ -1,0 +1,92 @@
+"""benchmarks/placements.py: whose place success depends on, on made-up outcomes and on LIBERO."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def placements(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # as when it is run as a script
+    return importlib.import_module("placements")
+
+
+def write_run(folder, vla, rlt, **changes):
+    env = {"suite": "libero_goal", "task_ids": [2], "assets": "embedded"} | changes
+    data = {"config": {"env": env, "algorithm": "rlt"}}
+    for name, label, solved in (("vla", "frozen VLA", vla), ("rlt", "RLT", rlt)):
+        rows = [
+            {"task_id": env["task_ids"][i % len(env["task_ids"])], "init_index": i, "pair": i, "chunks": 2, "steps": 10}
+            | {"success": bool(success)}
+            for i, success in enumerate(solved)
+        ]
+        data[name] = {"policy": label, "split": "eval", "successes": int(sum(solved)), "n": len(rows), "rows": rows}
+    folder.mkdir()
+    (folder / "evaluations.json").write_text(json.dumps(data))
+    return folder
+
+
+def test_only_the_axis_that_matters_is_found(placements):
+    rng = np.random.default_rng(0)
+    where = {name: rng.uniform(-0.015, 0.015, (100, 2)) for name in ("bowl", "plate", "mug")}
+    where["stove"] = np.zeros((100, 2))
+    y = where["plate"][:, 1]
+    # the VLA solves the upper half of the plate's places, the model all but the lowest tenth, each in both of two runs
+    solved = {"frozen VLA": np.array([y > 0] * 2), "RLT": np.array([y > -0.012] * 2)}
+    found = placements.differences(where, solved)
+    assert [(name, axis) for name, axis, _, _ in found] == [("plate", "y")] and found[0][3] < 1e-10
+    lines = placements.table(found, solved).splitlines()
+    assert lines[0] == "| object | axis | place in mm | frozen VLA | RLT | p |"
+    assert lines[1] == "|---|---|---|---|---|---|"
+    places = np.sort(y).reshape(4, 25)
+    for line, group in zip(lines[2:], places, strict=True):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert cells[2] == f"{1000 * group[0]:.0f} to {1000 * group[-1]:.0f}"
+        assert cells[3] == f"{2 * (group > 0).sum()}/50" and cells[4] == f"{2 * (group > -0.012).sum()}/50"
+    chance = {name: rng.random((1, 100)) < 0.5 for name in solved}
+    assert placements.differences(where, chance) == []
+    always = {name: np.ones((1, 100), bool) for name in solved}
+    assert placements.differences(where, always) == []
+
+
+def test_runs_of_one_task_are_added_up(placements, tmp_path):
+    one = write_run(tmp_path / "one", [1, 0, 0, 1], [1, 1, 0, 1])
+    two = write_run(tmp_path / "two", [1, 0, 0, 1], [0, 1, 0, 1])
+    task, states, solved = placements.outcomes([one, two])
+    assert task == ("libero_goal", 2, "embedded") and states == [0, 1, 2, 3]
+    assert solved["RLT"].tolist() == [[True, True, False, True], [False, True, False, True]]
+    assert solved["frozen VLA"].tolist() == [[True, False, False, True]] * 2
+    for number, changes in enumerate(({"task_ids": [1]}, {"suite": "libero_spatial"}, {"assets": None})):
+        other = write_run(tmp_path / f"other{number}", [1, 0, 0, 1], [1, 1, 0, 1], **changes)
+        with pytest.raises(
+            ValueError, match=r"other. differs from .*one in task, assets, algorithm or held-out states"
+        ):
+            placements.outcomes([one, other])
+    many = write_run(tmp_path / "many", [1, 0], [1, 1], task_ids=[1, 2])
+    with pytest.raises(ValueError, match=r"many must be of one task, it has \[1, 2\]"):
+        placements.outcomes([many])
+
+
+@pytest.mark.sim
+def test_places_on_libero(tmp_path):
+    """Objects move between states by centimeters, on the table; the same states have the same places."""
+    run = write_run(tmp_path / "run", [1, 0, 1, 0], [1, 1, 1, 0])
+    found = []
+    for name in ("a.json", "b.json"):
+        call = [sys.executable, ROOT / "benchmarks" / "placements.py", run, "--json", tmp_path / name]
+        done = subprocess.run(call, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "Success does not depend on where one object stands.\n"  # four states cannot tell
+        found.append(json.loads((tmp_path / name).read_text()))
+    assert found[0] == found[1] and found[0]["states"] == [0, 1, 2, 3]
+    assert found[0]["solved"]["RLT"] == [[True, True, True, False]]
+    bottle = np.array(found[0]["places"]["wine_bottle_1"])
+    assert bottle.shape == (4, 2) and np.abs(bottle).max() < 0.5
+    assert 1e-3 < bottle.std(axis=0).min() and bottle.std(axis=0).max() < 0.03
