@@ -71,6 +71,8 @@ def main() -> None:
     args = parser.parse_args()
     dtype = DTYPES[args.dtype]
     formula = args.rows * args.tokens * args.width * dtype.itemsize
+    if args.folder:
+        Path(args.folder).mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=args.folder, prefix="tokens-"))
     free = shutil.disk_usage(folder).free
     if free < 1.05 * formula:
