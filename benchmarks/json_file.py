@@ -8,7 +8,7 @@ from typing import Any
 
 def write_json(arguments: argparse.Namespace, **found: Any) -> None:
     """
-    Write what a benchmark has found, with its arguments; without ``--json`` do nothing.
+    Write what a benchmark has found, with its arguments (paths as text); without ``--json`` do nothing.
 
     :param arguments: of the command line, ``json`` among them
     :param found: further entries of the file
@@ -16,4 +16,4 @@ def write_json(arguments: argparse.Namespace, **found: Any) -> None:
     if not arguments.json:
         return
     settings = {name: value for name, value in vars(arguments).items() if name != "json"}
-    Path(arguments.json).write_text(json.dumps({"arguments": settings, **found}, indent=2) + "\n")
+    Path(arguments.json).write_text(json.dumps({"arguments": settings, **found}, indent=2, default=str) + "\n")

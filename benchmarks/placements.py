@@ -11,11 +11,10 @@ does not see where the object stands, or does not use it. The runs must be of on
 """
 
 import argparse
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from json_file import write_json
 from scipy.stats import mannwhitneyu
 
 from rlt_gym.libero.assets.resolve import resolve_assets
@@ -37,24 +36,24 @@ def outcomes(runs: list[Path]) -> tuple[tuple[str, int, str], list[int], dict[st
     :return: task (suite, index, assets), initial states, and for the VLA and the model the successes (runs, states)
     :raises ValueError: if a run has several tasks, or the runs differ in task, assets, algorithm or states
     """
-    found: dict[str, list[list[bool]]] = {}
-    first: tuple[Any, ...] | None = None
-    for run in runs:
-        data = read_evaluations(run)
-        env, algorithm = data["config"]["env"], data["config"]["algorithm"]
-        played = [Evaluation.from_dict(data[name]) for name in ("vla", algorithm)]
-        states = [row.init_index for row in played[0].rows]
-        tasks = sorted({row.task_id for row in played[0].rows})
-        if len(tasks) != 1:
-            raise ValueError(f"{run} must be of one task, it has {tasks}.")
-        this = ((env["suite"], tasks[0], env["assets"] or "auto"), states, algorithm)
-        if first is not None and this != first:
+    read = [_outcomes(run) for run in runs]
+    task, states, algorithm, first = read[0]
+    for run, other in zip(runs, read, strict=True):
+        if other[:3] != (task, states, algorithm):
             raise ValueError(f"{run} differs from {runs[0]} in task, assets, algorithm or held-out states.")
-        first = this
-        for one in played:
-            found.setdefault(one.policy, []).append([row.success for row in one.rows])
-    assert first is not None
-    return first[0], first[1], {policy: np.array(solved) for policy, solved in found.items()}
+    return task, states, {policy: np.array([solved[policy] for *_, solved in read]) for policy in first}
+
+
+def _outcomes(run: Path) -> tuple[tuple[str, int, str], list[int], str, dict[str, list[bool]]]:
+    """Read task, initial states, algorithm and successes of one run."""
+    data = read_evaluations(run)
+    env, algorithm = data["config"]["env"], data["config"]["algorithm"]
+    played = [Evaluation.from_dict(data[name]) for name in ("vla", algorithm)]
+    tasks = sorted({row.task_id for row in played[0].rows})
+    if len(tasks) != 1:
+        raise ValueError(f"{run} must be of one task, it has {tasks}.")
+    task, states = (env["suite"], tasks[0], env["assets"] or "auto"), [row.init_index for row in played[0].rows]
+    return task, states, algorithm, {one.policy: [row.success for row in one.rows] for one in played}
 
 
 def places(suite: str, task: int, assets: str, states: list[int]) -> dict[str, np.ndarray]:
@@ -137,9 +136,9 @@ def main() -> None:
         parser.error(str(error))
     where = places(*task, states)
     found = differences(where, solved)
-    if args.json:
-        data = {"states": states, "places": {name: points.tolist() for name, points in where.items()}}
-        args.json.write_text(json.dumps(data | {"solved": {name: s.tolist() for name, s in solved.items()}}) + "\n")
+    shown = {"places": where, "solved": solved}
+    lists = {key: {name: array.tolist() for name, array in arrays.items()} for key, arrays in shown.items()}
+    write_json(args, states=states, **lists)
     print(table(found, solved) if found else "Success does not depend on where one object stands.")
 
 

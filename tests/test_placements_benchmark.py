@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from math import erfc, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,10 @@ def test_only_the_axis_that_matters_is_found(placements):
     solved = {"frozen VLA": np.array([y > 0] * 2), "RLT": np.array([y > -0.012] * 2)}
     found = placements.differences(where, solved)
     assert [(name, axis) for name, axis, _, _ in found] == [("plate", "y")] and found[0][3] < 1e-10
+    # groups that do not overlap have U = 0; Bonferroni: six axes that move, two policies
+    lower = [int((y <= end).sum()) for end in (0.0, -0.012)]
+    p = min(erfc((n * (100 - n) / 2 - 0.5) / sqrt(n * (100 - n) * 101 / 12) / sqrt(2)) for n in lower)
+    assert found[0][3] == pytest.approx(12 * p, rel=1e-6, abs=0)
     lines = placements.table(found, solved).splitlines()
     assert lines[0] == "| object | axis | place in mm | frozen VLA | RLT | p |"
     assert lines[1] == "|---|---|---|---|---|---|"
