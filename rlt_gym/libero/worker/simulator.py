@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mujoco
 import numpy as np
@@ -35,6 +35,12 @@ START_NOISE = 0.02
 #: ``reset()`` and ``set_init_state()`` each force one observation, which advances robosuite's 25-substep sampling
 #: clock by one: pictures and proprioception of a control step are those of its 24th substep, the last but one.
 _AFTER_SAMPLE = 1
+
+
+def _pose_as_loaded(body: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Read position (m) and quaternion (w, x, y, z) of a body from its XML element."""
+    position, quaternion = body.get("pos", "0 0 0"), body.get("quat", "1 0 0 0")
+    return np.array(position.split(), dtype=float), np.array(quaternion.split(), dtype=float)
 
 
 class LiberoSimulator:
@@ -79,6 +85,10 @@ class LiberoSimulator:
         self.problem.object_property_initializers *= 2
         self.model = self.problem.sim.model._model
         self.data = self.problem.sim.data._data
+        self._fixtures_as_loaded = [
+            (self.model.body(fixture.root_body).id, *_pose_as_loaded(fixture.get_obj()))
+            for fixture in self.problem.fixtures_dict.values()
+        ]
         # Nobody reads the gripper's force sensors, and no state depends on them.
         self.model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_SENSOR)
         self._loop: CompiledLoop | None = None
@@ -154,6 +164,11 @@ class LiberoSimulator:
         """
         seed = episode_seed(self.task, split, index)
         np.random.seed(seed)  # robosuite and LIBERO draw from numpy's global generator
+        # LIBERO puts an object on a stove or cabinet where its region is in the loaded model, plus where the fixture
+        # is to stand. A soft reset leaves the fixtures where the last episode had them: the object would fall beside
+        # them, and its place would depend on that episode.
+        for body, position, quaternion in self._fixtures_as_loaded:
+            self.model.body_pos[body], self.model.body_quat[body] = position, quaternion
         self.env.reset()
         # A soft reset keeps the gripper's integrated command, which moves qpos by 6 mm at the first step.
         self.problem.robots[0].gripper.current_action = np.zeros(self._finger_count)
