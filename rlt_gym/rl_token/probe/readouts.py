@@ -5,6 +5,7 @@ Neighboring observations are nearly equal, so a fold holds out whole episodes. T
 random order (what it reaches without information), proprioception alone, and the mean of the VLA's tokens.
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -109,7 +110,7 @@ def _placements(rows: DemoRows, positions: np.ndarray) -> tuple[np.ndarray, np.n
             first.append(np.repeat(positions[episode[0], None, moved, :2], len(early), axis=0))
         if chosen:
             starts = np.concatenate(first)
-            if (starts.std(axis=0) > STILL).any():
+            if len(starts) and (starts.std(axis=0) > STILL).any():
                 placed.append(np.concatenate(chosen))
                 values.append(starts - starts.mean(axis=0))
     if not placed:
@@ -132,18 +133,20 @@ def read(target: Target, features: np.ndarray, groups: np.ndarray, seed: int | N
     if seed is not None:
         values = values[np.random.default_rng(seed).permutation(len(values))]
     scores, errors = [], []
-    for train, test in _folds(groups, FOLDS):
-        model = _fit(features[train], values[train], groups[train], target.classes)
-        predicted = model.predict(features[test])
-        if target.classes:
-            present = np.isin(values[test], np.unique(values[train]))
-            scores.append(balanced_accuracy_score(values[test][present], predicted[present]))
-            continue
-        residual = values[test] - predicted.reshape(values[test].shape)
-        scale = values[train].std(axis=0) + 1e-12
-        base = values[test] - values[train].mean(axis=0)
-        scores.append(1 - ((residual / scale) ** 2).sum() / ((base / scale) ** 2).sum())
-        errors.append((residual**2).mean())
+    with warnings.catch_warnings():  # episodes of a fold need not have all classes
+        warnings.filterwarnings("ignore", "y_pred contains classes not in y_true")
+        for train, test in _folds(groups, FOLDS):
+            model = _fit(features[train], values[train], groups[train], target.classes)
+            predicted = model.predict(features[test])
+            if target.classes:
+                present = np.isin(values[test], np.unique(values[train]))
+                scores.append(balanced_accuracy_score(values[test][present], predicted[present]))
+                continue
+            residual = values[test] - predicted.reshape(values[test].shape)
+            scale = values[train].std(axis=0) + 1e-12
+            base = values[test] - values[train].mean(axis=0)
+            scores.append(1 - ((residual / scale) ** 2).sum() / ((base / scale) ** 2).sum())
+            errors.append((residual**2).mean())
     result = {"score": float(np.mean(scores)), "low": float(np.min(scores)), "high": float(np.max(scores))}
     if target.centimeters:
         result["error"] = 100 * float(np.sqrt(np.mean(errors)))

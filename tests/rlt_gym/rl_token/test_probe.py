@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,6 +121,15 @@ def test_targets_that_the_data_do_not_have():
     still = demo_rows(tasks=1)
     still.object_positions[:] = still.object_positions[:1]
     found, left = targets(still)
+    assert "no object is moved" in left["placement"]
+
+
+def test_an_object_that_moves_at_once_has_no_placement():
+    rows = demo_rows(tasks=1)
+    rows.object_positions[rows.step > 0, 1] += 0.3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, left = targets(rows)
     assert "no object is moved" in left["placement"]
 
 

@@ -1,0 +1,69 @@
+"""benchmarks/probes.py: what RLT's networks read, and the rank correlation with what practice solves."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from vla_helpers import write_demos
+
+from rlt_gym.rl_token.encode_tokens import EncodeTokensConfig, encode_tokens
+from rlt_gym.rl_token.io import load_rl_token
+from rlt_gym.rl_token.token_shards import TokenShards
+from rlt_gym.vla.batches import run_vla
+from rlt_gym.vla.registry import load_vla
+
+pytest.importorskip("sklearn")
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def probes(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # as when it is run as a script
+    return importlib.import_module("probes")
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory):
+    return write_demos(tmp_path_factory.mktemp("demos") / "a.hdf5", "push", demos=6, size=64)
+
+
+def test_p_counts_the_orders(probes):
+    """Of the 24 orders of four numbers, two have |rho| = 1 and eight |rho| >= 0.8."""
+    assert probes.rank_correlation([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx((1.0, 2 / 24))
+    assert probes.rank_correlation([1, 2, 3, 4], [20, 10, 30, 40]) == pytest.approx((0.8, 8 / 24))
+    assert probes.rank_correlation([4, 3, 2, 1], [20, 10, 30, 40]) == pytest.approx((-0.8, 8 / 24))
+
+
+@pytest.mark.parametrize("token", ["auto", "mean-all", "none"])
+def test_features_are_what_the_environment_shows(probes, demos, tmp_path, token):
+    vla = load_vla("mini")
+    output = str(tmp_path / "tokens")
+    encode_tokens(EncodeTokensConfig([str(demos)], output, "mini", kinds=("all",), progress=False), vla)
+    shards = TokenShards(output)
+    found = probes.features(token, vla, shards)
+    rows = shards.rows
+    pictures = shards.pictures(np.arange(len(rows)))
+    assert len(found) == len(rows) == len(pictures)
+    np.testing.assert_array_equal(found[:, -8:], rows.proprio.astype(float))
+    encoder = load_rl_token(token, vla)
+    obs = {"agentview": pictures, "wrist": pictures, "state": rows.proprio}  # both views of these demonstrations
+    expected = encoder(run_vla(vla, obs, ["push"] * len(rows))).detach().numpy()
+    np.testing.assert_allclose(found[:, :-8], expected, atol=2e-2)  # shards have float16
+
+
+def test_the_command_as_a_user_runs_it(demos, tmp_path):
+    command = [sys.executable, "benchmarks/probes.py", "--vla", "mini", "--demos", str(demos), "--tokens", "auto", "none"]
+    report = tmp_path / "probes.json"
+    done = subprocess.run(
+        [*command, "--solved", "9", "4", "--json", str(report)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| rank correlation, n = 2 |" in done.stdout and "| `none` |" in done.stdout
+    content = json.loads(report.read_text())
+    assert set(content["scores"]) == {"auto", "none"} and "phase of the episode" in content["rank_correlations"]
+    refused = subprocess.run([*command, "--solved", "9"], cwd=ROOT, capture_output=True, text=True)
+    assert refused.returncode == 2 and "1 numbers for 2 tokens" in refused.stderr
