@@ -56,7 +56,17 @@ def test_features_are_what_the_environment_shows(probes, demos, tmp_path, token)
 
 
 def test_the_command_as_a_user_runs_it(demos, tmp_path):
-    command = [sys.executable, "benchmarks/probes.py", "--vla", "mini", "--demos", str(demos), "--tokens", "auto", "none"]
+    command = [
+        sys.executable,
+        "benchmarks/probes.py",
+        "--vla",
+        "mini",
+        "--demos",
+        str(demos),
+        "--tokens",
+        "auto",
+        "none",
+    ]
     report = tmp_path / "probes.json"
     done = subprocess.run(
         [*command, "--solved", "9", "4", "--json", str(report)], cwd=ROOT, capture_output=True, text=True
