@@ -17,6 +17,7 @@ from rlt_gym.cluster.workers import LostWorkerError, RayWorkers, logger
 from rlt_gym.core.episodes import EpisodeSequence
 from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.split_step import StepGuard
+from rlt_gym.workers.named import checked_int
 
 #: Infos of an episode that a lost worker leaves as they were; of its last chunk nothing counts.
 _OF_THE_EPISODE = ("episode_steps", "noise_seed", "instruction", "task_id", "init_index")
@@ -77,7 +78,7 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
-        #: Which episodes the workers play; they are told at every reset, and remember nothing.
+        #: Which episodes the workers play; they are told at every reset (the horizon, too), and remember nothing.
         self.sequence = EpisodeSequence(self.num_envs, len(getattr(self, "tasks", (0,))), init_states, seed)
         self._obs: list[Any] = [None] * workers
         self._infos: list[dict[str, Any]] = [{}] * workers
@@ -96,15 +97,23 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
         Begin new episodes in all environments.
 
         :param seed: As :class:`~rlt_gym.core.chunk_vector_env.ChunkVectorEnv` takes it.
-        :param options: ``init_states`` and ``shard``, as it takes them.
+        :param options: ``init_states``, ``train_episode_steps`` and ``shard``, as it takes them.
         :return: Observations and infos.
         :raises ValueError: A bad seed or option, or one that works on one machine only.
         """
         self._check_open()
+        options = dict(options or {})
+        horizon = options.pop("train_episode_steps", None)
         mask, split, shard, turns, episodes = self.sequence.checked_options(options)
         if not mask.all() or turns is not None or episodes is not None:
-            raise ValueError("Workers on a cluster take the reset options init_states and shard only.")
+            raise ValueError(
+                "Workers on a cluster take the reset options init_states, train_episode_steps and shard only."
+            )
         seed = self.sequence.base_seed(seed)
+        if horizon is not None:
+            self.train_episode_steps = checked_int(
+                "train_episode_steps", horizon, 1, getattr(self, "max_episode_steps", None)
+            )
         self._begun = None
         self.sequence.restart(split, seed, shard)
         asked = [self._workers.call(worker, "reset", *self._start_of(worker)) for worker in range(self.workers)]
@@ -212,11 +221,14 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
         """Make the arguments of a worker's reset: its share of the whole sequence, from the present place on."""
         (index, count), members = self.sequence.shard, self.members[worker]
         held_out = self.sequence.split != "train"
-        return self.sequence.held_out_seed if held_out else self.sequence.seed, {
+        options: dict[str, Any] = {
             "init_states": self.sequence.split,
             "shard": (worker * count + index, self.workers * count),
             "turns": [self.sequence.turns[env] for env in members],
         }
+        if getattr(self, "train_episode_steps", None) is not None:
+            options["train_episode_steps"] = self.train_episode_steps
+        return self.sequence.held_out_seed if held_out else self.sequence.seed, options
 
     def _replace(self, worker: int, failure: Exception) -> None:
         """Make a worker again; its environments begin the episodes whose turn it is in the sequence."""

@@ -266,12 +266,13 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
 
         :param seed: Seed s of the training split's initial states; a list must be s, s + 1, ..., one per environment.
             ``None`` (or a list of it) keeps the present one.
-        :param options: ``init_states`` switches the split; ``reset_mask`` (bool (num_envs,)) resets those that it
-            selects, which go on with the sequence, also if it happens to select all of them;
-            ``shard`` (k, n) leaves, from this full reset to the next one, only the episodes k, k + n, k + 2n, ... of
-            the sequence, so that n environments can divide an evaluation among them; ``turns`` lets each environment
-            leave out that many episodes, to go on where others stopped; ``episodes``, a list of (task_id, initial
-            state), takes the sequence's place: whichever environment is free plays the next one.
+        :param options: ``init_states`` switches the split; ``train_episode_steps`` sets the horizon of the training
+            split from now on; ``reset_mask`` (bool (num_envs,)) resets those that it selects, which go on with the
+            sequence, also if it happens to select all of them; ``shard`` (k, n) leaves, from this full reset to the
+            next one, only the episodes k, k + n, k + 2n, ... of the sequence, so that n environments can divide an
+            evaluation among them; ``turns`` lets each environment leave out that many episodes, to go on where others
+            stopped; ``episodes``, a list of (task_id, initial state), takes the sequence's place: whichever
+            environment is free plays the next one.
             Once all are given out, an environment without one idles: it keeps its last observation, and its actions
             are ignored (reward 0, both flags false, ``chunk_steps`` 0). Others, which libraries pass to every
             environment (Minari's ``minari_autoseed``), are ignored with a warning.
@@ -281,16 +282,18 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
         """
         self._check_open()
         ids = [task.task_id for task in self.tasks]
+        horizon, options = self._checked_horizon(options)
         mask, split, shard, turns, episodes = self.sequence.checked_options(options, ids)
         if not mask.all():
             self._check_no_step("reset")
         if any(episode is None for env, episode in enumerate(self.episodes) if not mask[env]):
             raise ValueError(f"reset_mask must select all environments in the first reset, got {mask!r}")
         seed = self.sequence.base_seed(seed)
-        whole = (options or {}).get("reset_mask") is None or None in self.episodes
+        whole = options.get("reset_mask") is None or None in self.episodes
         anew = whole or any(given is not None for given in (split, seed, shard, turns, episodes))
         super().reset(seed=seed)
         self._begun = None
+        self.train_episode_steps = horizon
         if mask.all() and anew:
             self.sequence.restart(split, seed, shard)
             self._idle.clear()
@@ -306,6 +309,14 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
         for env in envs:
             infos = self._add_info(infos, self._info(env), env)
         return self._batch(), infos
+
+    def _checked_horizon(self, options: dict[str, Any] | None) -> tuple[int | None, dict[str, Any]]:
+        """Return the horizon of the training split that a reset asks for, or the present one; and the other options."""
+        others = dict(options or {})
+        if "train_episode_steps" not in others:
+            return self.train_episode_steps, others
+        steps = others.pop("train_episode_steps")
+        return checked_int("train_episode_steps", steps, 1, self.max_episode_steps), others
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:

@@ -151,7 +151,7 @@ class EpisodeSequence:
         if options:
             warnings.warn(
                 f"The reset options {sorted(map(str, options))} are ignored; this environment takes init_states, "
-                "reset_mask, shard, turns and episodes",
+                "reset_mask, train_episode_steps, shard, turns and episodes",
                 stacklevel=4,
             )
         if shard is not None and not (_are_integers(shard, 2) and 0 <= shard[0] < shard[1]):

@@ -49,7 +49,8 @@ class EnvConfig:
     :param assets: meshes and textures: "auto", "embedded", "official" or a folder
     :param max_episode_steps: control steps after which an episode is cut off; None: the environment's own default
     :param train_episode_steps: control steps after which a training episode is cut off, at most ``max_episode_steps``;
-        None: the environment's own default
+        None: what the frozen VLA's successes on the selection states take, with some margin
+        (:func:`~rlt_sb3.evaluation.horizon.fitting_horizon`), or ``max_episode_steps`` if that is given
     :param image_size: width and height of the camera images in pixels; None: what the VLA needs
     :param render: how images are drawn: "exact" (as LIBERO does), "fast" (simpler robot, rougher edges) or "stock";
         None: as those that the VLA was trained on

@@ -21,6 +21,7 @@ from rlt_sb3.common.files import replacing
 from rlt_sb3.common.loggers import CSVWriter, TensorBoardWriter, WandbWriter
 from rlt_sb3.common.robot_time import control_frequency, robot_minutes
 from rlt_sb3.evaluation.evaluate import Predictor
+from rlt_sb3.evaluation.horizon import fitting_horizon
 from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.algorithms import get_algorithm
 from rlt_sb3.experiment.checkpoints import (
@@ -53,6 +54,7 @@ class Training:
     def __init__(self, run: Run, baseline: Evaluation, checkpoint: Checkpoint | None = None):
         self.run, self.baseline = run, baseline
         config = self.config = run.config
+        self.horizon = self._fitting_horizon()
         self.algorithm = get_algorithm(config.algorithm)
         name, settings = config.algorithm, config.settings
         self.venv: VecEnv = make_vec_env(name, run.env, settings) if run.collectors is None else run.collectors
@@ -99,6 +101,19 @@ class Training:
 
     # ---------------------------------------------------------------- beginning
 
+    def _fitting_horizon(self) -> int | None:
+        """Return the horizon of training episodes in control steps; None: the environment has it already."""
+        env: Any = self.run.env.unwrapped
+        default = getattr(env, "train_episode_steps", None)
+        if default is None or "train_episode_steps" in self.config.env.make_kwargs():
+            return None
+        steps = fitting_horizon(self.baseline, default, env.max_episode_steps, env.chunk_length)
+        self.run.progress.say(
+            f"training episodes end after {steps} control steps (the environment's default: {default})"
+        )
+        self.run.store(train_episode_steps=steps)
+        return steps
+
     def _model(self, checkpoint: Checkpoint | None) -> Any:
         config = self.config
         if checkpoint is None:
@@ -140,7 +155,8 @@ class Training:
         if self.videos is not None:
             self.videos.restart()
         self.venv.seed(self.config.seed + 10_007 * number)
-        self.venv.set_options({"init_states": "train"})
+        horizon = {} if self.horizon is None else {"train_episode_steps": self.horizon}
+        self.venv.set_options({"init_states": "train", **horizon})
         return self.venv.reset()
 
     def _open_logger(self, last_step: int | None) -> None:

@@ -45,8 +45,9 @@ class ToyVectorEnv(InProcessVectorEnv):
     init_state_counts = {}  # noqa: RUF012  (a test sets it)
 
     def __init__(
-        self, num_envs=1, n_states=1000, render_mode=None, init_states="train", seed=0, suite=None, task_ids=None
-    ):
+        self, num_envs=1, n_states=1000, render_mode=None, init_states="train", seed=0, suite=None, task_ids=None,
+        train_episode_steps=None,
+    ):  # fmt: skip
         if suite == "unknown":
             raise ValueError(f"Unknown suite {suite!r}; choose one of ['toy'].")
         space = gym.spaces.Dict(
@@ -57,6 +58,7 @@ class ToyVectorEnv(InProcessVectorEnv):
         super().__init__(
             num_envs, [Task(task_id, "show the sign") for task_id in task_ids or [7]], space, ROBOT, CHUNK[0],
             init_states=init_states, seed=seed, render_mode=render_mode, sequence=FromTheStart,
+            train_episode_steps=train_episode_steps,
         )  # fmt: skip
         self.sequence.n_states = n_states
         if self.fingerprint is not None:

@@ -117,7 +117,12 @@ def test_rows_of_libero_are_those_of_one_environment(cluster, workers, per_worke
     try:
         train, selection = {"init_states": "train"}, {"init_states": "selection"}
         assert ours.metadata["fingerprint"] == theirs.metadata["fingerprint"]
-        assert check_same_episodes(ours, theirs, [(train, 5, 7), (selection, None, 4), (train, None, 4)]) >= 6
+        shorter = train | {"train_episode_steps": 16}
+        plan = [(train, 5, 7), (selection, None, 4), (train, None, 4), (shorter, None, 3), (train, None, 3)]
+        assert check_same_episodes(ours, theirs, plan) >= 8
+        assert ours.train_episode_steps == theirs.unwrapped.train_episode_steps == 16
+        with pytest.raises(ValueError, match=r"train_episode_steps must be an integer in 1\.\.24, got 25"):
+            ours.reset(options={"train_episode_steps": 25})
     finally:
         ours.close()
         theirs.close()

@@ -145,6 +145,29 @@ def test_horizons_of_the_splits():
     assert lengths == {"train": 6, "eval": 10} and env.init_state_counts == {"selection": 1000, "eval": 1000}
 
 
+def test_a_reset_sets_the_horizon_of_training():
+    """It stays, also through autoresets and other splits; what is refused changes nothing."""
+    env = make(1, train_episode_steps=6)
+
+    def length(options):
+        env.reset(options=options)
+        for _ in range(2):  # the second episode begins by itself
+            truncations = [False]
+            while not truncations[0]:
+                _, _, _, truncations, infos = env.step(np.zeros((1, C, D)))
+        return int(infos["final_info"]["episode_steps"][0])
+
+    assert length({"init_states": "train", "train_episode_steps": 9}) == 9
+    assert length({"init_states": "eval"}) == 10
+    assert length({"init_states": "train"}) == 9
+    for bad in (0, 11, 4.0, None, True):
+        with pytest.raises(ValueError, match=r"train_episode_steps must be an integer in 1\.\.10, got"):
+            env.reset(options={"train_episode_steps": bad})
+    with pytest.raises(ValueError, match="init_states"):
+        env.reset(options={"train_episode_steps": 3, "init_states": "moon"})
+    assert env.train_episode_steps == 9 and length(None) == 9
+
+
 def test_hooks_see_and_do():
     """Someone pushes from control step 2 on; the critical phase begins behind 0.5. Nobody helps in evaluations."""
     env = make(

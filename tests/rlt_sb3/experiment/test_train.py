@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import replace
+from functools import partialmethod
 
 import numpy as np
 import pytest
@@ -81,6 +82,25 @@ def test_training_and_evaluation_stay_apart(tmp_path, spied):
     # Coming back to training starts other training states each time.
     seeds = [tuple(s) for s, split in zip(env.seeds, env.splits, strict=True) if split == "train"]
     assert len(seeds) == 3 and len(set(seeds)) == 3
+
+
+def test_training_episodes_are_as_long_as_the_vla_needs(tmp_path, spied, monkeypatch):
+    """Six successes after 4, 8, 6, 4, 8 and 6 control steps, nine of ten within 8: so 10, with the margin."""
+    given = toy_env.ToyVectorEnv.__init__
+    with_default = partialmethod(given, train_episode_steps=6)
+    monkeypatch.setattr(toy_env.ToyVectorEnv, "__init__", with_default)
+    evaluation = EvalSettings(6, 12, 40, record_states=0, videos=False)
+    result = train(small(tmp_path, evaluation=evaluation, total_chunks=60, save_every=40))
+    (env,) = spied
+    assert [row.steps for row in result.vla.rows if row.success] == [4, 8, 6]
+    assert env.train_episode_steps == json.loads((result.run / "evaluations.json").read_text())["train_episode_steps"]
+    assert env.train_episode_steps == 10
+    resumed = train(small(tmp_path, evaluation=evaluation, total_chunks=100, save_every=40, resume=str(result.run)))
+    assert resumed.run == result.run and spied[-1].train_episode_steps == 10
+    setting = EnvConfig(id="ToyRLToken-v0", num_envs=2, kwargs={"train_episode_steps": 7})
+    own = train(small(tmp_path, name="own", env=setting, evaluation=evaluation, total_chunks=60))
+    assert spied[-1].train_episode_steps == 7
+    assert "train_episode_steps" not in json.loads((own.run / "evaluations.json").read_text())
 
 
 def test_evaluations_with_simulators_of_their_own(tmp_path, spied):

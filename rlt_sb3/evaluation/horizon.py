@@ -1,0 +1,34 @@
+"""How long training episodes should be: no longer than the frozen VLA needs to succeed."""
+
+import math
+
+import numpy as np
+
+from rlt_sb3.evaluation.results import Evaluation
+
+#: the horizon is this many times the control steps within which 90 % of the VLA's successes end
+MARGIN, QUANTILE = 1.25, 0.9
+#: with fewer successes of a task, its horizon does not become shorter
+ENOUGH = 5
+
+
+def fitting_horizon(vla: Evaluation, present: int, longest: int, chunk_length: int) -> int:
+    """
+    Choose the horizon of training episodes by the frozen VLA's successes.
+
+    An episode that has gone wrong rarely recovers: the robot stands still until the horizon, and practice waits. And
+    where the VLA's successes take longer than training episodes may, practice never sees one.
+
+    :param vla: what the frozen VLA did on states that are not used for training, with the horizon ``longest``
+    :param present: horizon of a task with too few successes, in control steps
+    :param longest: largest horizon, in control steps
+    :param chunk_length: C; the horizon is a multiple of it, or ``longest``
+    :return: control steps; of several tasks the largest horizon
+    """
+    of_tasks = []
+    for task in sorted({row.task_id for row in vla.rows}):
+        steps = [row.steps for row in vla.rows if row.task_id == task and row.success]
+        needed = MARGIN * float(np.quantile(steps, QUANTILE)) if steps else 0.0
+        of_tasks.append(needed if len(steps) >= ENOUGH else max(needed, present))
+    chunks = math.ceil(max(of_tasks) / chunk_length)
+    return min(chunks * chunk_length, longest)
