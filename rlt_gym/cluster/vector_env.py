@@ -146,12 +146,12 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
         """
         self._check_open()
         self._check_no_step("step_async")
-        actions = np.asarray(actions, dtype=np.float32)
-        if actions.shape != self.action_space.shape or not np.isfinite(actions).all():
-            raise ValueError(
-                f"actions must be finite numbers of the shape {self.action_space.shape}, got the shape {actions.shape}"
-                f"{'' if np.isfinite(actions).all() else ' with NaN or infinite values'}."
-            )
+        actions = np.asarray(actions)
+        if actions.shape != self.action_space.shape:
+            raise ValueError(f"actions must have shape {self.action_space.shape}, got {actions.shape}")
+        if actions.dtype.kind not in "iuf" or not np.isfinite(actions).all():
+            raise ValueError("actions must be finite real numbers, got NaN, inf or another type")
+        actions = actions.astype(np.float32)
         self._begun = [self._workers.call(worker, "step", actions[at]) for worker, at in enumerate(self.members)]
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:

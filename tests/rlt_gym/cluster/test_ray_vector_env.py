@@ -139,10 +139,13 @@ def test_errors_are_those_of_one_environment(cluster):
     env = fake(1, 2)
     try:
         env.reset()
-        with pytest.raises(ValueError, match="init_states and shard only"):
+        with pytest.raises(ValueError, match="init_states, train_episode_steps and shard only"):
             env.reset(options={"reset_mask": np.array([True, False])})
-        with pytest.raises(ValueError, match="with NaN or infinite values"):
-            env.step(np.full(env.action_space.shape, np.nan))
+        for bad in (np.nan, np.inf, 1j):
+            with pytest.raises(ValueError, match="finite real numbers, got NaN, inf or another type"):
+                env.step(np.full(env.action_space.shape, bad))
+        with pytest.raises(ValueError, match=r"actions must have shape \(2, "):
+            env.step(np.zeros((3, *env.action_space.shape[1:])))
         with pytest.raises(ValueError, match="init_states must be one of"):
             env.reset(options={"init_states": "test"})
         with pytest.raises(ValueError, match=r"chunk_length must be an integer in 1\.\.100, got 0"):
