@@ -1,5 +1,5 @@
 """
-Does a better probe mean better practice? Linear readouts of several RL tokens, beside what practice with them solves.
+Linear readouts of several RL tokens, beside what practice with each of them solves.
 
     rlt collect --suite libero_spatial --task_ids '[6]' --demos 24 --seed 7 --assets embedded --out demos
     python benchmarks/probes.py --vla mini-spatial --demos demos --tokens auto mean-all none --solved 96 95 75
@@ -11,6 +11,7 @@ the numbers of solved states; its two-sided p is exact up to eight tokens.
 
 import argparse
 import itertools
+import math
 import tempfile
 from pathlib import Path
 
@@ -68,14 +69,40 @@ def rank_correlation(first: list[float], second: list[float]) -> tuple[float, fl
 
     :param first: n numbers
     :param second: n numbers
-    :return: Spearman's coefficient, and p of so large a one, of either sign, if all orders were alike
+    :return: Spearman's coefficient, and p: the share of all orders with one as large, of either sign; NaN where the
+        numbers of one list are all equal
     """
+    if min(len(set(first)), len(set(second))) == 1:
+        return math.nan, math.nan
     rho = float(spearmanr(first, second).statistic)
     if len(first) > EXACT:
         return rho, float(spearmanr(first, second).pvalue)
     one, other = rankdata(first), rankdata(second)
     all_orders = [np.corrcoef(one, order)[0, 1] for order in itertools.permutations(other)]
     return rho, float(np.mean(np.abs(all_orders) >= abs(rho) - 1e-9))
+
+
+def table(
+    found: dict[str, dict[str, float]], solved: list[int] | None, correlations: dict[str, tuple[float, float]]
+) -> str:
+    """
+    Make the table.
+
+    :param found: token -> :func:`scores`
+    :param solved: held-out states solved with each token; None: there is no column for them
+    :param correlations: target -> :func:`rank_correlation` of its scores with ``solved``
+    :return: Markdown
+    """
+    names = list(next(iter(found.values())))
+    rows = [["token", *names]]
+    rows += [[f"`{token}`", *(f"{of_token[name]:.2f}" for name in names)] for token, of_token in found.items()]
+    if solved is not None:
+        for row, last in zip(rows, ("solved", *map(str, solved)), strict=True):
+            row.append(last)
+        cells = [f"{rho:+.2f} (p = {p:.2g})" for rho, p in correlations.values()]
+        rows.append([f"rank correlation, n = {len(solved)}", *cells, ""])
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
 def main() -> None:
@@ -95,18 +122,11 @@ def main() -> None:
         encode_tokens(EncodeTokensConfig(args.demos, output, args.vla, kinds=("all",), progress=False), vla)
         shards = TokenShards(output)
         found = {token: scores(features(token, vla, shards), shards.rows) for token in args.tokens}
-    names = list(found[args.tokens[0]])
-    print(f"| token | {' | '.join(names)} |{' solved |' * bool(args.solved)}")
-    print("|---" * (1 + len(names) + bool(args.solved)) + "|")
-    for number, token in enumerate(args.tokens):
-        cells = [f"{found[token][name]:.2f}" for name in names] + [str(args.solved[number])] * bool(args.solved)
-        print(f"| `{token}` | {' | '.join(cells)} |")
     correlations = {}
-    if args.solved:
-        for name in names:
+    if args.solved is not None:
+        for name in found[args.tokens[0]]:
             correlations[name] = rank_correlation([found[token][name] for token in args.tokens], args.solved)
-        cells = [f"{rho:+.2f} (p = {p:.2g})" for rho, p in correlations.values()]
-        print(f"| rank correlation, n = {len(args.tokens)} | {' | '.join(cells)} | |")
+    print(table(found, args.solved, correlations))
     write_json(args, scores=found, rank_correlations=correlations)
 
 

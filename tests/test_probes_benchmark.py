@@ -36,6 +36,7 @@ def test_p_counts_the_orders(probes):
     assert probes.rank_correlation([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx((1.0, 2 / 24))
     assert probes.rank_correlation([1, 2, 3, 4], [20, 10, 30, 40]) == pytest.approx((0.8, 8 / 24))
     assert probes.rank_correlation([4, 3, 2, 1], [20, 10, 30, 40]) == pytest.approx((-0.8, 8 / 24))
+    assert all(np.isnan(probes.rank_correlation([1, 1, 1], [20, 10, 30]))), "equal numbers have no order"
 
 
 @pytest.mark.parametrize("token", ["auto", "mean-all", "none"])

@@ -16,8 +16,7 @@ from rlt_gym.cluster.remote_env import RemoteEnv
 from rlt_gym.cluster.workers import LostWorkerError, RayWorkers, logger
 from rlt_gym.core.episodes import EpisodeSequence
 from rlt_gym.core.members import MemberAccess
-from rlt_gym.core.split_step import StepGuard
-from rlt_gym.workers.named import checked_int
+from rlt_gym.core.split_step import StepGuard, real_chunks
 
 #: Infos of an episode that a lost worker leaves as they were; of its last chunk nothing counts.
 _OF_THE_EPISODE = ("episode_steps", "noise_seed", "instruction", "task_id", "init_index")
@@ -102,18 +101,15 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
         :raises ValueError: A bad seed or option, or one that works on one machine only.
         """
         self._check_open()
-        options = dict(options or {})
-        horizon = options.pop("train_episode_steps", None)
-        mask, split, shard, turns, episodes = self.sequence.checked_options(options)
+        longest = getattr(self, "max_episode_steps", None)
+        mask, split, shard, turns, episodes, horizon = self.sequence.checked_options(options, longest)
         if not mask.all() or turns is not None or episodes is not None:
             raise ValueError(
                 "Workers on a cluster take the reset options init_states, train_episode_steps and shard only."
             )
         seed = self.sequence.base_seed(seed)
         if horizon is not None:
-            self.train_episode_steps = checked_int(
-                "train_episode_steps", horizon, 1, getattr(self, "max_episode_steps", None)
-            )
+            self.train_episode_steps = horizon
         self._begun = None
         self.sequence.restart(split, seed, shard)
         asked = [self._workers.call(worker, "reset", *self._start_of(worker)) for worker in range(self.workers)]
@@ -146,12 +142,7 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
         """
         self._check_open()
         self._check_no_step("step_async")
-        actions = np.asarray(actions)
-        if actions.shape != self.action_space.shape:
-            raise ValueError(f"actions must have shape {self.action_space.shape}, got {actions.shape}")
-        if actions.dtype.kind not in "iuf" or not np.isfinite(actions).all():
-            raise ValueError("actions must be finite real numbers, got NaN, inf or another type")
-        actions = actions.astype(np.float32)
+        actions = real_chunks(actions, self.action_space.shape or ()).astype(np.float32)
         self._begun = [self._workers.call(worker, "step", actions[at]) for worker, at in enumerate(self.members)]
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:

@@ -25,6 +25,7 @@ from rlt_gym.core.judging import Judging
 from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
+from rlt_gym.core.split_step import real_chunks
 from rlt_gym.workers.named import checked_int
 
 __all__ = ["ChunkVectorEnv", "Infos", "Observation", "Played", "Task"]
@@ -282,18 +283,20 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
         """
         self._check_open()
         ids = [task.task_id for task in self.tasks]
-        horizon, options = self._checked_horizon(options)
-        mask, split, shard, turns, episodes = self.sequence.checked_options(options, ids)
+        mask, split, shard, turns, episodes, horizon = self.sequence.checked_options(
+            options, self.max_episode_steps, ids
+        )
         if not mask.all():
             self._check_no_step("reset")
         if any(episode is None for env, episode in enumerate(self.episodes) if not mask[env]):
             raise ValueError(f"reset_mask must select all environments in the first reset, got {mask!r}")
         seed = self.sequence.base_seed(seed)
-        whole = options.get("reset_mask") is None or None in self.episodes
-        anew = whole or any(given is not None for given in (split, seed, shard, turns, episodes))
+        whole = (options or {}).get("reset_mask") is None or None in self.episodes
+        anew = whole or any(option is not None for option in (split, seed, shard, turns, episodes))
         super().reset(seed=seed)
         self._begun = None
-        self.train_episode_steps = horizon
+        if horizon is not None:
+            self.train_episode_steps = horizon
         if mask.all() and anew:
             self.sequence.restart(split, seed, shard)
             self._idle.clear()
@@ -309,14 +312,6 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
         for env in envs:
             infos = self._add_info(infos, self._info(env), env)
         return self._batch(), infos
-
-    def _checked_horizon(self, options: dict[str, Any] | None) -> tuple[int | None, dict[str, Any]]:
-        """Return the horizon of the training split that a reset asks for, or the present one; and the other options."""
-        others = dict(options or {})
-        if "train_episode_steps" not in others:
-            return self.train_episode_steps, others
-        steps = others.pop("train_episode_steps")
-        return checked_int("train_episode_steps", steps, 1, self.max_episode_steps), others
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
@@ -350,13 +345,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
     # ------------------------------------------------------------------ steps
 
     def _checked_actions(self, actions: Any) -> np.ndarray:
-        array = np.asarray(actions)
-        size = self.robot.action_size
-        expected = (self.num_envs, self.chunk_length, size)
-        if array.shape != expected:
-            raise ValueError(f"actions must have shape {expected} (num_envs, chunk_length, {size}), got {array.shape}")
-        if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
-            raise ValueError("actions must be finite real numbers, got NaN, inf or another type")
+        array = real_chunks(actions, (self.num_envs, self.chunk_length, self.robot.action_size))
         return np.clip(array, self.robot.action_low, self.robot.action_high).astype(np.float32)
 
     def step(self, actions: Any) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, Infos]:

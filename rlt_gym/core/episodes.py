@@ -7,7 +7,7 @@ import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,26 @@ class Episode:
     init_index: int
     steps: int = 0
     noise_seed: int = 0
+
+
+class ResetOptions(NamedTuple):
+    """
+    What a reset was given; ``None`` where it was not.
+
+    :param mask: Which environments to reset, bool (N,); all without ``reset_mask``.
+    :param split: The split to switch to.
+    :param shard: (k, n).
+    :param turns: How many episodes each environment leaves out.
+    :param episodes: The list of episodes, (index of the task, initial state) each.
+    :param horizon: Of the training split, in control steps.
+    """
+
+    mask: np.ndarray
+    split: str | None
+    shard: tuple[int, int] | None
+    turns: Sequence[int] | None
+    episodes: Sequence[tuple[int, int]] | None
+    horizon: int | None
 
 
 class EpisodeSequence:
@@ -130,16 +150,16 @@ class EpisodeSequence:
         return first
 
     def checked_options(
-        self, options: dict[str, Any] | None, task_ids: Sequence[int] = ()
-    ) -> tuple[np.ndarray, str | None, tuple[int, int] | None, Sequence[int] | None, Sequence[tuple[int, int]] | None]:
+        self, options: dict[str, Any] | None, longest: int | None, task_ids: Sequence[int] = ()
+    ) -> ResetOptions:
         """
         Read what a reset was given.
 
-        :param options: ``init_states``, ``reset_mask``, ``shard``, ``turns`` and ``episodes``; others are ignored with
-            a warning.
+        :param options: ``init_states``, ``reset_mask``, ``train_episode_steps``, ``shard``, ``turns`` and
+            ``episodes``; others are ignored with a warning.
+        :param longest: Largest horizon of the training split, in control steps; ``None``: any.
         :param task_ids: Numbers of the tasks.
-        :return: Which environments to reset, bool (N,); the split to switch to, or ``None``; the shard, or ``None``;
-            the turns, or ``None``; the list of episodes, (index of the task, initial state) each, or ``None``.
+        :return: The options.
         :raises ValueError: A bad value, or a switch of the split for a part of the environments.
         """
         options = dict(options or {})
@@ -148,6 +168,9 @@ class EpisodeSequence:
         split = options.pop("init_states", None)
         shard = options.pop("shard", None)
         turns = options.pop("turns", None)
+        horizon = None
+        if "train_episode_steps" in options:
+            horizon = checked_int("train_episode_steps", options.pop("train_episode_steps"), 1, longest)
         if options:
             warnings.warn(
                 f"The reset options {sorted(map(str, options))} are ignored; this environment takes init_states, "
@@ -172,7 +195,7 @@ class EpisodeSequence:
             if shard is not None or turns is not None or not mask.all():
                 raise ValueError("episodes are a list for all environments: leave reset_mask, shard and turns out")
             episodes = self._checked_list(episodes, task_ids, self.sizes[self.split if split is None else split])
-        return mask, split, shard, turns, episodes
+        return ResetOptions(mask, split, shard, turns, episodes, horizon)
 
     @staticmethod
     def _checked_list(episodes: Any, task_ids: Sequence[int], size: int) -> list[tuple[int, int]]:

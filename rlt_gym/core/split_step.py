@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import VectorEnv, VectorWrapper
 
@@ -23,6 +24,23 @@ def splits_step(env: VectorEnv) -> bool:
         if "step" in vars(level):
             return False
     return False
+
+
+def real_chunks(actions: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """
+    Check what a step was given.
+
+    :param actions: Chunks of all environments.
+    :param shape: (num_envs, chunk_length, d).
+    :return: The chunks as an array.
+    :raises ValueError: Another shape, NaN, infinite numbers, or no real numbers.
+    """
+    array = np.asarray(actions)
+    if array.shape != shape:
+        raise ValueError(f"actions must have shape {shape} (num_envs, chunk_length, {shape[-1]}), got {array.shape}")
+    if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+        raise ValueError("actions must be finite real numbers, got NaN, inf or another type")
+    return array
 
 
 class StepGuard:
