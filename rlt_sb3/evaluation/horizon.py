@@ -1,4 +1,4 @@
-"""How long training episodes should be: no longer than the frozen VLA needs to succeed."""
+"""The horizon of training episodes: as long as the frozen VLA's successes take, with a margin."""
 
 import math
 
@@ -16,8 +16,8 @@ def fitting_horizon(vla: Evaluation, present: int, longest: int, chunk_length: i
     """
     Choose the horizon of training episodes by the frozen VLA's successes.
 
-    An episode that has gone wrong rarely recovers: the robot stands still until the horizon, and practice waits. And
-    where the VLA's successes take longer than training episodes may, practice never sees one.
+    An episode that has gone wrong rarely recovers: the robot stands still until the horizon, and practice waits. If
+    the VLA's successes take longer than the horizon, practice never sees them.
 
     :param vla: what the frozen VLA did on states that are not used for training, with the horizon ``longest``
     :param present: horizon of a task with too few successes, in control steps
