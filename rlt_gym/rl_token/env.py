@@ -15,7 +15,7 @@ from rlt_gym.core.judging import Judged
 from rlt_gym.core.members import MemberAccess
 from rlt_gym.core.pickling import PickledByArguments
 from rlt_gym.core.robot_spec import RobotSpec
-from rlt_gym.core.split_step import SplitStepWrapper
+from rlt_gym.core.split_step import SplitStepWrapper, real_chunks
 from rlt_gym.rl_token.shown import picture_boxes, shown_pictures, shown_tokens, tokens_shape
 from rlt_gym.vla.base import forward_seed
 from rlt_gym.vla.batches import run_vla
@@ -211,14 +211,9 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
         Begin to play one chunk in every environment.
 
         :param actions: Chunks (N, C, d) in environment units; values beyond [-1, 1] are clipped by the raw environment.
-        :raises ValueError: If the shape is wrong or a value is NaN or infinite; nothing has been executed then.
+        :raises ValueError: As :func:`~rlt_gym.core.split_step.real_chunks`; nothing has been executed then.
         """
-        actions = np.asarray(actions, dtype=np.float32)
-        if actions.shape != self.action_space.shape:
-            raise ValueError(f"actions has shape {actions.shape}; it must be {self.action_space.shape}.")
-        if not np.all(np.isfinite(actions)):
-            bad = sorted({int(row) for row in np.argwhere(~np.isfinite(actions))[:, 0]})
-            raise ValueError(f"actions has NaN or infinite values for environments {bad}; nothing was executed.")
+        actions = real_chunks(actions, self.action_space.shape or ()).astype(np.float32)
         if self._unseen:
             raise RuntimeError("an interrupt lost observations: call reset() before step()")
         self.asked = np.where(self._critical[:, None, None], actions, self._reference)

@@ -204,10 +204,11 @@ def test_arrays_are_fresh():
 @pytest.mark.parametrize(
     ("actions", "match"),
     [
-        (np.zeros((N, C + 1, 7)), "actions has shape"),
-        (np.zeros((N, C * 7)), "actions has shape"),
+        (np.zeros((N, C + 1, 7)), "actions must have shape"),
+        (np.zeros((N, C * 7)), "actions must have shape"),
         (np.where(np.arange(N)[:, None, None] == 1, np.nan, np.zeros((N, C, 7))), r"environments \[1\]"),
-        (np.full((N, C, 7), np.inf), "infinite"),
+        (np.full((N, C, 7), np.inf), r"inf for environments \[0, 1"),
+        (np.zeros((N, C, 7), complex), "must be real numbers, got complex128"),
     ],
 )
 def test_bad_actions_are_not_sent(actions, match):
