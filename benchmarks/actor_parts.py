@@ -8,6 +8,10 @@ An actor of RLT plays the VLA's chunk plus an offset plus the network's correcti
 practicing actor plays the first selection states: whole, with the offset alone, with the network alone, and with the
 offset and the network only while the VLA's command to the gripper opens it, or closes it. The first row is the frozen
 VLA. A minute of CPU time or two for each number.
+
+The second table says what the network adds in the observations of the first part: the norm of its mean over all of them
+and over a chunk, in units of ``action_scale``, the norm of the standard deviation over observations, and the cosine
+between that mean and the offset. At -1 the network takes back what the offset adds.
 """
 
 import argparse
@@ -28,6 +32,7 @@ from rlt_sb3.experiment.environment import make_env
 from rlt_sb3.rlt.offset import phase_of
 from rlt_sb3.rlt.policies import RLTActor
 
+Observation = dict[str, np.ndarray]
 PARTS = ("whole", "offset", "network", "network while open", "network while closed")
 
 
@@ -56,22 +61,52 @@ def part_of(actor: RLTActor, part: str) -> Callable[[dict[str, th.Tensor]], th.T
     return switched
 
 
-def as_function(model: RLT, part: str) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
+def as_function(model: RLT, part: str, seen: list[Observation] | None = None) -> Callable[[Observation], np.ndarray]:
     """
     Turn a part of a model's practicing actor into what ``evaluate`` plays.
 
     :param model: the model
     :param part: one of :data:`PARTS`
+    :param seen: a list to which all observations are added; None: they are forgotten
     :return: observations -> chunks (B, C, d)
     """
     actor = part_of(model.policy.training_actor, part)
 
-    def act(obs: dict[str, np.ndarray]) -> np.ndarray:
+    def act(obs: Observation) -> np.ndarray:
+        if seen is not None:
+            seen.append({key: value.copy() for key, value in obs.items()})
         with th.no_grad():
             chunks = actor(model.policy.obs_to_tensor(obs)[0])
         return chunks.cpu().numpy().reshape(obs["vla_ref"].shape)
 
     return act
+
+
+def network_beside_offset(model: RLT, seen: list[Observation]) -> list[dict[str, Any]]:
+    """
+    Compare what the network adds with the offset.
+
+    :param model: the model
+    :param seen: observations
+    :return: for each of the offset's vectors: "gripper" ("opens" or "closes"), "rows", "mean", "spread" and "cosine"
+    """
+    actor, rows = model.policy.training_actor, []
+    free = np.arange(actor.offset.shape[-1]) != (-1 if actor.gripper is None else actor.gripper)
+    of_units = (actor.offset[0].cpu().numpy() / model.action_unit)[:, free]
+    chunks = [as_function(model, part) for part in ("network", "offset")]
+    reference = np.concatenate([obs["vla_ref"] for obs in seen])
+    network, offset = (np.concatenate([play(obs) for obs in seen]) - reference for play in chunks)
+    inside = np.abs(reference + network + offset) < 1.0  # elsewhere chunks are limited
+    corrections = np.where(inside, network, np.nan) / model.action_unit
+    phases = np.broadcast_to(phase_of(reference, actor.gripper), len(reference))
+    for phase, name in enumerate(("opens", "closes")[: len(of_units)]):
+        of_rows = np.nanmean(corrections[phases == phase][..., free], axis=1)
+        mean = np.nanmean(of_rows, axis=0)
+        sizes = np.linalg.norm(mean), np.linalg.norm(np.nanstd(of_rows, axis=0))
+        cosine = mean @ of_units[phase] / max(sizes[0] * np.linalg.norm(of_units[phase]), 1e-12)
+        found = {"mean": sizes[0], "spread": sizes[1], "cosine": cosine}
+        rows.append({"gripper": name, "rows": len(of_rows), **{key: float(value) for key, value in found.items()}})
+    return rows
 
 
 def main() -> None:
@@ -89,22 +124,30 @@ def main() -> None:
     checkpoints = [checkpoint for checkpoint in all_checkpoints(args.run) if checkpoint.chunks > 0]
     if config.algorithm != "rlt" or not checkpoints:
         parser.error(f"{args.run} must be a run of rlt with checkpoints: {config.algorithm}, {len(checkpoints)} found.")
-    found = []
+    found, compared = [], []
     env = make_env(config.env, "selection", config.seed)
     try:
         print("| chunks | plays | solved |\n|---|---|---|")
-        policies: list[tuple[int, str, Any]] = [(0, "vla", "vla")]
-        for checkpoint in checkpoints:
-            model = RLT.load(checkpoint.model, device="cpu")
-            policies += [(checkpoint.chunks, part, as_function(model, part)) for part in args.parts]
-        for chunks, name, policy in policies:
+
+        def play(policy: Any, chunks: int, name: str) -> None:
             played = evaluate(policy, env, args.n_states, split="selection", name=name)
             low, high = played.interval
             found.append({"chunks": chunks, "plays": name, "solved": played.successes, "n": played.n})
             print(f"| {chunks} | {name} | {played.successes}/{played.n} ({low:.0%} to {high:.0%}) |", flush=True)
+
+        play("vla", 0, "vla")
+        for checkpoint in checkpoints:
+            model, seen = RLT.load(checkpoint.model, device="cpu"), list[Observation]()
+            for part in args.parts:
+                play(as_function(model, part, seen if part == args.parts[0] else None), checkpoint.chunks, part)
+            compared += [{"chunks": checkpoint.chunks, **row} for row in network_beside_offset(model, seen)]
     finally:
         env.close()
-    write_json(args, found=found)
+    print("\n| chunks | gripper | rows | network's mean | spread | cosine with the offset |\n|---|---|---|---|---|---|")
+    for row in compared:
+        sizes = " | ".join(f"{row[key]:.3f}" for key in ("mean", "spread"))
+        print(f"| {row['chunks']} | {row['gripper']} | {row['rows']} | {sizes} | {row['cosine']:.2f} |")
+    write_json(args, found=found, compared=compared)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,23 @@ def test_parts_add_up(actor_parts):
     assert all(th.equal(value, before[name]) for name, value in actor.state_dict().items())
 
 
+def test_what_the_network_adds_is_compared_with_the_offset(actor_parts):
+    """With one bias of all states and control steps, and another one."""
+    model = make_model(action_scale=[0.5] * 6 + [1.0])
+    actor = model.policy.training_actor
+    network, offset = np.array([0.03, 0, 0, 0, 0, 0.04, 0.2]), np.array([[0.03, 0, 0, 0, 0, -0.04, 0], [0.0] * 7])
+    with th.no_grad():
+        actor.mu[-1].bias += th.tensor(np.tile(network, 4))
+        actor.offset[0] += th.tensor(offset)
+    obs = random_obs(model, 16)
+    obs["vla_ref"] = np.clip(obs["vla_ref"], -0.5, 0.5)
+    opens, closes = actor_parts.network_beside_offset(model, [obs, obs])
+    assert opens["rows"] + closes["rows"] == 32 and (opens["gripper"], closes["gripper"]) == ("opens", "closes")
+    for row, cosine in ((opens, (0.03**2 - 0.04**2) / 0.05**2), (closes, 0.0)):
+        assert row["mean"] == pytest.approx(0.1, abs=1e-5) and row["spread"] < 1e-5
+        assert row["cosine"] == pytest.approx(cosine, abs=1e-4)
+
+
 def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path):
     command = [sys.executable, ROOT / "benchmarks" / "actor_parts.py", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -111,9 +111,32 @@ class RLTActor(Actor):
         :param obs: ``vla_ref`` (B, C, d), and ``task`` if there are several
         :return: offsets, the same for all control steps of a chunk, flat (B, C*d)
         """
+        return self.offset.flatten(0, 1)[self._places(obs)].repeat(1, obs["vla_ref"].shape[1])
+
+    def _places(self, obs: TensorDict) -> th.Tensor:
+        """Return which of all tasks' vectors is due in each row (B,)."""
         reference = obs["vla_ref"].float()
         task = obs[TASK].argmax(1) if TASK in obs else th.zeros(len(reference), dtype=th.long, device=reference.device)
-        return self.offset[task, phase_of(reference, self.gripper)].repeat(1, reference.shape[1])
+        return task * self.offset.shape[1] + phase_of(reference, self.gripper)
+
+    def without_constants(self, gradient: th.Tensor, obs: TensorDict) -> th.Tensor:
+        """
+        Take from a gradient what an offset could follow: its mean over all rows in which the same vector is due.
+
+        Two constants that are added up cannot be told apart by what is played: without this, the network takes back
+        what the search adds.
+
+        :param gradient: with respect to chunks, flat (B, C*d)
+        :param obs: ``vla_ref`` (B, C, d), and ``task`` if there are several
+        :return: the rest, flat (B, C*d); the gripper's part, which has no offset, is as it was
+        """
+        chunks = gradient.view(obs["vla_ref"].shape)
+        numbers = th.arange(self.offset.shape[0] * self.offset.shape[1], device=gradient.device)
+        is_due = (self._places(obs)[:, None] == numbers).float()  # (B, vectors)
+        mean = (is_due.T @ chunks.mean(1)) / is_due.sum(0).clamp(min=1.0)[:, None]
+        if self.gripper is not None:
+            mean[:, self.gripper] = 0.0
+        return gradient - (is_due @ mean).repeat(1, chunks.shape[1])
 
     def forward(self, obs: TensorDict, keep_reference: th.Tensor | None = None) -> th.Tensor:  # type: ignore[override]
         """

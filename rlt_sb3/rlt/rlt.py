@@ -670,7 +670,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         loss = bc_coef * squared.mean() if isinstance(bc_coef, float) else (bc_coef * squared).mean()
         actor_q = th.zeros((), device=self.device)
         if follow_q:
-            sampled = actions
+            sampled = actions.clone()  # its gradient is that of the critics alone
+            if self.search is not None:
+                sampled.register_hook(lambda gradient: self.actor.without_constants(gradient, observations))
             if self.policy.actor_std > 0.0:
                 noise = times_per_dimension(th.randn_like(actions), self.policy.actor_std * self.action_unit)
                 sampled = AntiWindupClamp.apply(actions + noise)

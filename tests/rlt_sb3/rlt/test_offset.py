@@ -406,6 +406,49 @@ def test_the_pull_is_towards_the_chunk_with_the_offset():
     assert float(model._update_actor(batch)[2]) == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.parametrize("n_tasks", [None, 3])
+def test_a_gradient_without_what_the_offset_could_follow(n_tasks):
+    """Row by row: the mean over the rows of the same task and gripper, and over their control steps, is taken away."""
+    model = model_of()
+    obs = {key: th.as_tensor(value) for key, value in random_obs(model, 40).items()}
+    if n_tasks:
+        obs["task"] = th.eye(n_tasks)[th.arange(40) % 2]  # the third one is not in the batch
+        model.actor.offset = th.zeros(n_tasks, 2, 7)
+    gradient = th.randn(40, 28)
+    rest = model.actor.without_constants(gradient, obs).view(40, 4, 7)
+    groups = {}
+    for row in range(40):
+        closes = bool(obs["vla_ref"][row, :, GRIPPER].mean() > 0)
+        groups.setdefault((row % 2 if n_tasks else 0, closes), []).append(row)
+    assert len(groups) == (4 if n_tasks else 2)
+    for rows in groups.values():
+        of_group = gradient.view(40, 4, 7)[rows]
+        expected = of_group - of_group.mean((0, 1))
+        expected[..., GRIPPER] = of_group[..., GRIPPER]
+        assert th.allclose(rest[rows], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("searches", [True, False])
+def test_the_network_does_not_follow_a_slope_that_is_the_same_everywhere(searches, monkeypatch):
+    """The search finds out what a constant is worth. Critics would compare episodes with noise and without."""
+    model = model_of(
+        offset_search=searches, bc_coef=0.0, reference_dropout=0.0, policy_kwargs={"optimizer_class": th.optim.SGD}
+    )
+    model.learn(60)
+    batch = model.replay_buffer.sample(32)
+
+    def moved_by(values) -> th.Tensor:
+        monkeypatch.setattr(model.critic, "actor_q", lambda obs, actions: values(obs, actions.view(32, 4, 7)))
+        before = model.actor.mu[-1].bias.detach().clone()
+        model._update_actor(batch)
+        return (model.actor.mu[-1].bias.detach() - before).view(4, 7).abs().amax(0)
+
+    same = moved_by(lambda obs, chunks: chunks.sum((1, 2)))
+    assert same[GRIPPER] > 1e-4 and (same[:GRIPPER] < 1e-7).all() == searches
+    of_step = moved_by(lambda obs, chunks: chunks[:, 0].sum(1))  # the first control step alone
+    assert (of_step > 1e-5).all()
+
+
 def test_trials_keep_their_offset_and_files_keep_everything(tmp_path):
     model = model_of(gate={"share": 0.5, "window": 2}, offset_search={"share": 1.0})
     model.search.FIRST, model.search.EVERY = 2, 1
