@@ -226,6 +226,8 @@ MUTATIONS = dict(enumerate([
     Mutation("the slow copy of the actor keeps its offset", POLICIES,
              "for actor in (self.actor, self.actor_target):\n            actor.offset",
              "for actor in (self.actor,):\n            actor.offset", "rlt/test_offset.py"),
+    Mutation("the network follows what an offset could follow", POLICIES,
+             "return gradient - (is_due @ mean)", "return gradient - 0.0 * (is_due @ mean)", "rlt/test_offset.py"),
     Mutation("the gate does not give way to the search", "common/policy_gate.py",
              "self.share / 2.0 if self.gives_way", "self.share if self.gives_way", "rlt/test_offset.py"),
     # ------------------------------------------------------------------------------------ networks

@@ -54,6 +54,9 @@ class OffsetSearch:
     :param std: standard deviation of what is tried about the actor's offset
     :param reach: how far the offset moves at once, at most
     :param memory: episodes of a task that the process remembers, the latest ones, those without noise included
+    :param owns_constants: the network does not follow the part of the critics' gradient that an offset could follow.
+        Two constants that are added up cannot be told apart by what is played, and without this the network can take
+        back what the search adds
     :raises ValueError: for settings out of range
     """
 
@@ -63,7 +66,13 @@ class OffsetSearch:
     LENGTH, AMPLITUDE, NOISE = 3.0, 0.4, 0.2
 
     def __init__(
-        self, opening: int = 48, share: float = 1.0, std: float = 0.02, reach: float = 0.01, memory: int = 400
+        self,
+        opening: int = 48,
+        share: float = 1.0,
+        std: float = 0.02,
+        reach: float = 0.01,
+        memory: int = 400,
+        owns_constants: bool = False,
     ):
         for name, value, kind, low, high, allowed in (
             ("opening", opening, Integral, 0, np.inf, "an integer >= 0 (episodes)"),
@@ -74,7 +83,10 @@ class OffsetSearch:
         ):
             if not (isinstance(value, kind) and low <= value <= high):
                 raise ValueError(f"offset_search.{name} must be {allowed}, got {value!r}.")
+        if not isinstance(owns_constants, bool):
+            raise ValueError(f"offset_search.owns_constants must be True or False, got {owns_constants!r}.")
         self.opening, self.share, self.std, self.reach, self.memory = opening, share, std, reach, memory
+        self.owns_constants = owns_constants
 
     def begin(self, n_tasks: int, n_dims: int, gripper: int | None) -> None:
         """

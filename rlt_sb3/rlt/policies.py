@@ -123,9 +123,6 @@ class RLTActor(Actor):
         """
         Take from a gradient what an offset could follow: its mean over all rows in which the same vector is due.
 
-        Two constants that are added up cannot be told apart by what is played: without this, the network takes back
-        what the search adds.
-
         :param gradient: with respect to chunks, flat (B, C*d)
         :param obs: ``vla_ref`` (B, C, d), and ``task`` if there are several
         :return: the rest, flat (B, C*d); the gripper's part, which has no offset, is as it was

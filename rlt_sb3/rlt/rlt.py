@@ -670,8 +670,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         loss = bc_coef * squared.mean() if isinstance(bc_coef, float) else (bc_coef * squared).mean()
         actor_q = th.zeros((), device=self.device)
         if follow_q:
-            sampled = actions.clone()  # its gradient is that of the critics alone
-            if self.search is not None:
+            sampled = actions
+            if self.search is not None and self.search.owns_constants:
+                sampled = actions.clone()  # its gradient is that of the critics alone
                 sampled.register_hook(lambda gradient: self.actor.without_constants(gradient, observations))
             if self.policy.actor_std > 0.0:
                 noise = times_per_dimension(th.randn_like(actions), self.policy.actor_std * self.action_unit)

@@ -428,11 +428,13 @@ def test_a_gradient_without_what_the_offset_could_follow(n_tasks):
         assert th.allclose(rest[rows], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("searches", [True, False])
-def test_the_network_does_not_follow_a_slope_that_is_the_same_everywhere(searches, monkeypatch):
+@pytest.mark.parametrize(
+    ("search", "ignores"), [({"owns_constants": True}, True), ({"owns_constants": False}, False), (False, False)]
+)
+def test_the_network_does_not_follow_a_slope_that_is_the_same_everywhere(search, ignores, monkeypatch):
     """The search finds out what a constant is worth. Critics would compare episodes with noise and without."""
     model = model_of(
-        offset_search=searches, bc_coef=0.0, reference_dropout=0.0, policy_kwargs={"optimizer_class": th.optim.SGD}
+        offset_search=search, bc_coef=0.0, reference_dropout=0.0, policy_kwargs={"optimizer_class": th.optim.SGD}
     )
     model.learn(60)
     batch = model.replay_buffer.sample(32)
@@ -444,7 +446,7 @@ def test_the_network_does_not_follow_a_slope_that_is_the_same_everywhere(searche
         return (model.actor.mu[-1].bias.detach() - before).view(4, 7).abs().amax(0)
 
     same = moved_by(lambda obs, chunks: chunks.sum((1, 2)))
-    assert same[GRIPPER] > 1e-4 and (same[:GRIPPER] < 1e-7).all() == searches
+    assert same[GRIPPER] > 1e-4 and (same[:GRIPPER] < 1e-7).all() == ignores
     of_step = moved_by(lambda obs, chunks: chunks[:, 0].sum(1))  # the first control step alone
     assert (of_step > 1e-5).all()
 
@@ -491,6 +493,7 @@ def test_without_the_search_there_is_no_offset():
         ({"std": 0.0}, r"offset_search\.std must be > 0 \(units of action\), got 0"),
         ({"reach": -1.0}, r"offset_search\.reach must be > 0"),
         ({"memory": 3}, r"offset_search\.memory must be an integer >= 16 \(episodes\), got 3"),
+        ({"owns_constants": 1}, r"offset_search\.owns_constants must be True or False, got 1"),
         ({"shares": 0.5}, r"offset_search.shares"),
     ],
 )
