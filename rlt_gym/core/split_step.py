@@ -39,11 +39,11 @@ def real_chunks(actions: Any, shape: tuple[int, ...]) -> np.ndarray:
     if array.shape != shape:
         raise ValueError(f"actions must have shape {shape} (num_envs, chunk_length, {shape[-1]}), got {array.shape}")
     if array.dtype.kind not in "iuf":
-        raise ValueError(f"actions must be real numbers, got {array.dtype}; nothing was executed")
+        raise ValueError(f"actions must be finite real numbers, got {array.dtype}; nothing was executed")
     bad = np.flatnonzero(~np.isfinite(array).all((1, 2)))
     if len(bad):
         raise ValueError(
-            f"actions must be finite, got NaN or inf for environments {bad.tolist()}; nothing was executed"
+            f"actions must be finite real numbers, got NaN or inf for environments {bad.tolist()}; nothing was executed"
         )
     return array
 

@@ -274,7 +274,7 @@ def test_actions_that_are_no_real_numbers_are_refused(bad):
     env = make()
     env.reset()
     chunk = np.zeros(env.action_space.shape)
-    with pytest.raises(ValueError, match=r"actions must be (real|finite)"):
+    with pytest.raises(ValueError, match="actions must be finite real numbers, got"):
         env.step(np.full(chunk.shape, bad))
     for dtype in (np.float16, np.float64, np.int64, np.uint8):
         env.step(chunk.astype(dtype))

@@ -208,7 +208,7 @@ def test_arrays_are_fresh():
         (np.zeros((N, C * 7)), "actions must have shape"),
         (np.where(np.arange(N)[:, None, None] == 1, np.nan, np.zeros((N, C, 7))), r"environments \[1\]"),
         (np.full((N, C, 7), np.inf), r"inf for environments \[0, 1"),
-        (np.zeros((N, C, 7), complex), "must be real numbers, got complex128"),
+        (np.zeros((N, C, 7), complex), "must be finite real numbers, got complex128"),
     ],
 )
 def test_bad_actions_are_not_sent(actions, match):
