@@ -44,6 +44,8 @@ def part_of(actor: RLTActor, part: str) -> Callable[[dict[str, th.Tensor]], th.T
     :param part: one of :data:`PARTS`
     :return: observations -> chunks, flat (B, C*d)
     """
+    if part == "whole":
+        return actor
     bare = copy.deepcopy(actor)
     if part == "network":
         bare.offset.zero_()
@@ -51,8 +53,8 @@ def part_of(actor: RLTActor, part: str) -> Callable[[dict[str, th.Tensor]], th.T
     last: Any = bare.mu[-1]
     th.nn.init.zeros_(last.weight)
     th.nn.init.zeros_(last.bias)
-    if part in ("whole", "offset"):
-        return actor if part == "whole" else bare
+    if part == "offset":
+        return bare
 
     def switched(obs: dict[str, th.Tensor]) -> th.Tensor:
         closes = th.as_tensor(phase_of(obs["vla_ref"], actor.gripper)).expand(len(obs["vla_ref"])) == 1

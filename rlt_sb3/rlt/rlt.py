@@ -676,7 +676,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
                 sampled.register_hook(lambda gradient: self.actor.without_constants(gradient, observations))
             if self.policy.actor_std > 0.0:
                 noise = times_per_dimension(th.randn_like(actions), self.policy.actor_std * self.action_unit)
-                sampled = AntiWindupClamp.apply(actions + noise)
+                sampled = AntiWindupClamp.apply(sampled + noise)
             try:
                 # only the gradient with respect to the action is needed, which saves a third of the work
                 self.critic.requires_grad_(False)

@@ -207,7 +207,7 @@ def test_arrays_are_fresh():
         (np.zeros((N, C + 1, 7)), "actions must have shape"),
         (np.zeros((N, C * 7)), "actions must have shape"),
         (np.where(np.arange(N)[:, None, None] == 1, np.nan, np.zeros((N, C, 7))), r"environments \[1\]"),
-        (np.full((N, C, 7), np.inf), r"inf for environments \[0, 1"),
+        (np.full((N, C, 7), np.inf), r"NaN or inf for environments \[0, 1, 2\]; nothing was executed"),
         (np.zeros((N, C, 7), complex), "must be finite real numbers, got complex128"),
     ],
 )
