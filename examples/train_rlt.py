@@ -9,7 +9,7 @@ import gymnasium as gym
 import torch
 from stable_baselines3.common.vec_env import VecMonitor
 
-from rlt_sb3 import RLT, GymnasiumVecEnv, compare, evaluate
+from rlt_sb3 import RLT, GymnasiumVecEnv, compare, evaluate, fit_horizon
 
 
 def main() -> None:
@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=2)
     parser.add_argument("--chunks", type=int, default=3600)
     parser.add_argument("--states", type=int, default=50)
+    parser.add_argument("--selection-states", type=int, default=48)
     parser.add_argument("--learning-starts", type=int, help="RLT's default unless given, as for the next one")
     parser.add_argument("--critic-warmup-updates", type=int)
     parser.add_argument("--save", default="rlt.zip")
@@ -32,9 +33,10 @@ def main() -> None:
     try:
         vla = evaluate("vla", env, args.states, name="frozen VLA")
         print("frozen VLA:", vla)
+        # training episodes end when the VLA's successes would have, and begin with other states than evaluations
+        fit_horizon(env, evaluate("vla", env, args.selection_states, split="selection"))
 
         venv = VecMonitor(GymnasiumVecEnv(env), info_keywords=("is_success",))
-        venv.set_options({"init_states": "train"})
         given = {"learning_starts": args.learning_starts, "critic_warmup_updates": args.critic_warmup_updates}
         settings = {name: value for name, value in given.items() if value is not None}
         model = RLT("MultiInputPolicy", venv, seed=0, device="cpu", **settings)

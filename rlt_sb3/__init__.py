@@ -7,9 +7,10 @@ if TYPE_CHECKING:
     from rlt_sb3.common.vec_env import GymnasiumVecEnv
     from rlt_sb3.evaluation.compare import compare
     from rlt_sb3.evaluation.evaluate import evaluate
+    from rlt_sb3.evaluation.horizon import fit_horizon
     from rlt_sb3.rlt import RLT, RLTPolicy
 
-__all__ = ["RLT", "ChunkReplayBuffer", "GymnasiumVecEnv", "RLTPolicy", "compare", "evaluate"]
+__all__ = ["RLT", "ChunkReplayBuffer", "GymnasiumVecEnv", "RLTPolicy", "compare", "evaluate", "fit_horizon"]
 
 _MODULES = {
     "ChunkReplayBuffer": "rlt_sb3.common.replay.buffer",
@@ -18,6 +19,7 @@ _MODULES = {
     "RLTPolicy": "rlt_sb3.rlt",
     "compare": "rlt_sb3.evaluation.compare",
     "evaluate": "rlt_sb3.evaluation.evaluate",
+    "fit_horizon": "rlt_sb3.evaluation.horizon",
 }
 
 

@@ -22,7 +22,8 @@ ROOT = Path(__file__).parent.parent
 #: example -> its arguments, what it prints in this order (as whole lines), the files it leaves
 EXAMPLES = {
     "train_rlt.py": (
-        "--env toy_env:ToyRLToken-v0 --chunks 40 --states 4 --learning-starts 20 --critic-warmup-updates 5",
+        "--env toy_env:ToyRLToken-v0 --chunks 40 --states 4 --selection-states 4 --learning-starts 20 "
+        "--critic-warmup-updates 5",
         [r"frozen VLA: 2/4 \(50%, .*", r"RLT: +[0-4]/4 \(.*", r"Comparison\(fixed=.*p_value=.*"],
         ["rlt.zip"],
     ),
@@ -75,7 +76,8 @@ def test_the_example_trains_with_the_defaults_unless_told(monkeypatch, more, pas
         raise Made(settings)
 
     monkeypatch.setattr("rlt_sb3.RLT", made)
-    monkeypatch.setattr(sys, "argv", ["train_rlt.py", "--env", "toy_env:ToyRLToken-v0", "--states", "1", *more])
+    few = ["--states", "1", "--selection-states", "1"]
+    monkeypatch.setattr(sys, "argv", ["train_rlt.py", "--env", "toy_env:ToyRLToken-v0", *few, *more])
     with pytest.raises(Made) as found:
         runpy.run_path(str(ROOT / "examples" / "train_rlt.py"), run_name="__main__")
     assert found.value.args == ({"seed": 0, "device": "cpu"} | passed,)
@@ -177,7 +179,7 @@ def test_readme_python_blocks(tmp_path, monkeypatch):
     for block in blocks:
         # Few chunks: the test is that every line runs.
         short, count = re.subn(r"\b(total_timesteps|n_states)=\d+", r"\1=2", block)
-        assert count == 3
+        assert count == 4
         done = subprocess.run([sys.executable, "-c", short], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "rlt.zip").stat().st_size > 0

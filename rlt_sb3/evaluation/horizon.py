@@ -1,7 +1,11 @@
 """The horizon of training episodes: as long as the frozen VLA's successes take, with a margin."""
 
-import math
+from __future__ import annotations
 
+import math
+from typing import Any
+
+import gymnasium as gym
 import numpy as np
 
 from rlt_sb3.evaluation.results import Evaluation
@@ -32,3 +36,30 @@ def fitting_horizon(vla: Evaluation, present: int, longest: int, chunk_length: i
         of_tasks.append(needed if len(steps) >= ENOUGH else max(needed, present))
     chunks = math.ceil(max(of_tasks) / chunk_length)
     return min(chunks * chunk_length, longest)
+
+
+def fit_horizon(env: gym.vector.VectorEnv, vla: Evaluation) -> int:
+    """
+    Set the horizon of training episodes as ``rlt train`` does, and begin new training episodes.
+
+    :param env: Gymnasium vector environment of this package, e.g. of ``make_vec("RLToken-LIBERO-v0")``
+    :param vla: what the frozen VLA did in it on selection states, ``evaluate("vla", env, 48, split="selection")``
+    :return: the horizon, see :func:`fitting_horizon`, in control steps
+    :raises ValueError: if the states are not selection states, or if the environment has no horizon of its own
+    """
+    if vla.split != "selection":
+        raise ValueError(
+            f"fit_horizon needs what the VLA did on states of the split 'selection', got those of {vla.split!r}: "
+            "held-out states must not decide how a model is trained."
+        )
+    raw: Any = env.unwrapped
+    longest = getattr(raw, "max_episode_steps", None)
+    if longest is None or not hasattr(raw, "train_episode_steps"):
+        raise ValueError(
+            f"{type(raw).__name__} has no max_episode_steps and train_episode_steps: give fit_horizon a vector "
+            "environment of rlt_gym."
+        )
+    present = longest if raw.train_episode_steps is None else raw.train_episode_steps
+    steps = fitting_horizon(vla, present, longest, raw.chunk_length)
+    env.reset(options={"init_states": "train", "train_episode_steps": steps})
+    return steps

@@ -1,7 +1,12 @@
 """The horizon of training episodes, against numbers worked out by hand."""
 
-import pytest
+import re
 
+import gymnasium as gym
+import pytest
+from toy_env import ToyVectorEnv
+
+from rlt_sb3 import evaluate, fit_horizon
 from rlt_sb3.evaluation.horizon import fitting_horizon
 from rlt_sb3.evaluation.results import Evaluation, StateResult
 
@@ -36,3 +41,27 @@ def test_horizon(steps, expected):
 def test_whole_chunks_unless_it_is_the_longest():
     assert fitting_horizon(vla(t1=[100] * 5), 160, 300, 10) == 130
     assert fitting_horizon(vla(t1=[100] * 5), 160, 127, 8) == 127
+
+
+def test_fit_horizon_changes_training_episodes_only():
+    env = ToyVectorEnv(2, train_episode_steps=30)
+    env.max_episode_steps = 80  # a toy episode has its own end, so the horizon is only looked up
+    selection = vla(t7=[20] * 10)
+    assert fit_horizon(env, selection) == 26 == env.train_episode_steps  # 25, in whole chunks of 2
+    assert (env.init_states, env.splits) == ("train", ["train"])
+    assert fit_horizon(env, vla(t7=[20] * 4)) == 26  # too few successes: as it is
+    env.train_episode_steps = None  # as long as evaluations
+    assert fit_horizon(env, vla(t7=[20] * 4)) == 80
+    assert env.max_episode_steps == 80
+
+
+def test_fit_horizon_refuses_held_out_states_and_other_environments():
+    env = ToyVectorEnv(2)
+    with pytest.raises(ValueError, match="selection', got those of 'eval'"):
+        fit_horizon(env, evaluate("vla", env, 4))
+    assert env.splits == ["eval"]
+    other = gym.make_vec("CartPole-v1", num_envs=1)
+    message = "CartPoleVectorEnv has no max_episode_steps and train_episode_steps: give fit_horizon a vector env"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        fit_horizon(other, vla(t1=[60] * 9))
+    other.close()
