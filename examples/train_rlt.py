@@ -33,13 +33,14 @@ def main() -> None:
     try:
         vla = evaluate("vla", env, args.states, name="frozen VLA")
         print("frozen VLA:", vla)
-        # training episodes end when the VLA's successes would have, and begin with other states than evaluations
-        fit_horizon(env, evaluate("vla", env, args.selection_states, split="selection"))
+        selection = evaluate("vla", env, args.selection_states, split="selection")
+        fit_horizon(env, selection)  # training episodes as long as the VLA needs
 
         venv = VecMonitor(GymnasiumVecEnv(env), info_keywords=("is_success",))
         given = {"learning_starts": args.learning_starts, "critic_warmup_updates": args.critic_warmup_updates}
         settings = {name: value for name, value in given.items() if value is not None}
         model = RLT("MultiInputPolicy", venv, seed=0, device="cpu", **settings)
+        model.know_vla(selection)  # what the deployment gate compares actors with
         model.learn(total_timesteps=args.chunks, progress_bar=True)
         model.save(args.save)
 

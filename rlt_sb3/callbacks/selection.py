@@ -19,7 +19,7 @@ from rlt_sb3.common.gated_policy import same_actors
 from rlt_sb3.common.policy_gate import PolicyGate
 from rlt_sb3.common.robot_time import control_frequency
 from rlt_sb3.common.task_gate import TaskGate
-from rlt_sb3.common.trials import Sample, Trial
+from rlt_sb3.common.trials import Sample
 from rlt_sb3.evaluation.compare import compare
 from rlt_sb3.evaluation.results import Evaluation
 
@@ -182,7 +182,7 @@ class SelectionCallback(StatefulCallback):
         if gate is None:
             return self.evaluate(self.model), None
         untouched = gate.plays_vla(policy)
-        gate.use_states(sample_of(self.baseline))
+        gate.use_states(Sample.of_states(self.baseline.rows))
         deployed = self.baseline if untouched else self._deployed(gate)
         if not untouched and same_actors(policy):
             return deployed, deployed
@@ -213,7 +213,7 @@ class SelectionCallback(StatefulCallback):
 
     def _sample(self, result: Evaluation) -> Sample:
         compare(self.baseline, result)  # raises an error for other states
-        return sample_of(result)
+        return Sample.of_states(result.rows)
 
     def restore(self) -> None:
         """
@@ -271,17 +271,6 @@ class SelectionCallback(StatefulCallback):
         self.best = None if state["best"] is None else Evaluation.from_dict(state["best"])
         self.best_chunks = state["best_chunks"]
         self.played = {name: Evaluation.from_dict(result) for name, result in state["played"].items()}
-
-
-def sample_of(result: Evaluation) -> Sample:
-    """
-    Convert an evaluation for the gate.
-
-    :param result: an evaluation
-    :return: its episodes, in the order of the tasks and their initial states
-    """
-    rows = sorted(result.rows, key=lambda row: (row.task_id, row.init_index))
-    return Sample(len(rows), [Trial(at, row.steps, row.task_id, row.success) for at, row in enumerate(rows)])
 
 
 def without_frames(point: SelectionPoint) -> SelectionPoint:

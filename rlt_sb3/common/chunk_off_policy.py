@@ -9,6 +9,7 @@ import pathlib
 import warnings
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from rlt_sb3.common.errors import unknown_settings
 from rlt_sb3.common.gated_policy import n_tasks_of, tasks_of
 from rlt_sb3.common.policy_gate import PolicyGate
 from rlt_sb3.common.task_gate import TaskGate
+from rlt_sb3.common.trials import PlayedStates, Sample
 from rlt_sb3.common.value_bias import ValueBias
 from rlt_sb3.common.vec_env import CollectingVecEnv, WorkDuringStep
 
@@ -147,6 +149,25 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         if self.gate is not None:
             self.gate.warn_of_open_baseline()
         return self
+
+    def know_vla(self, vla: PlayedStates, horizon: int | None = None) -> None:
+        """
+        Tell the gate what the frozen VLA did before training, so that training episodes go to actors at once.
+
+        Without this, the gate first plays the VLA's baseline in training episodes. Call it before :meth:`learn`; the
+        run that begins there counts the episodes. Without a gate it does nothing.
+
+        :param vla: its episodes on states that are drawn like those of training, for instance
+            ``evaluate("vla", env, 48, split="selection")``
+        :param horizon: control steps of a training episode; later successes count as failures. None: the environment's
+            ``train_episode_steps``, if it has any
+        """
+        if self.gate is None:
+            return
+        if horizon is None and self.env is not None:
+            with suppress(AttributeError):
+                horizon = self.env.get_attr("train_episode_steps")[0]
+        self.gate.know_vla(Sample.of_states(vla.rows, horizon))
 
     def end_trajectories(self) -> None:
         """

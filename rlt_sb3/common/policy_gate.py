@@ -32,8 +32,8 @@ class PolicyGate:
     copies that do not change (safe policy improvement, as in Thomas et al., "High Confidence Policy Improvement",
     2015):
 
-    1. *Baseline*: the first ``4 * window`` noise-free episodes are the VLA's. They start in the warm-up, and
-       continue after it until there are enough.
+    1. *Baseline*: ``4 * window`` noise-free episodes of the VLA. Those that it has played before training count
+       (:meth:`know_vla`). The others start in the warm-up, and continue after it until there are enough.
     2. *Screening*: then a copy of the training actor is put on trial. If it is not better than the VLA in its first
        ``window`` trials, the next copy has its turn.
     3. *Confirmation*: its next ``2 * window`` trials, and only these, decide. The copy passes if it solves more than
@@ -91,6 +91,7 @@ class PolicyGate:
                 "pass over a VLA that never does. Raise gate.window."
             )
         self.recent: deque[bool] = deque(maxlen=window)  # the last trials of all actors, for the log
+        self.known: list[Trial] = []  # of the VLA, played before the run that begins next
         self.baseline = Sample(4 * window)  # the VLA's episodes
         self.trials = Sample()  # of the actor on trial
         self.vla_states = Sample()  # the VLA's episodes on the selection states
@@ -134,14 +135,31 @@ class PolicyGate:
 
     def begin(self) -> None:
         """
-        Begin a new run: the VLA plays its baseline episodes first, and no actor is on trial.
+        Begin a new run: the VLA plays what is missing of its baseline first, and no actor is on trial.
 
         The deployed actor stays, but nothing is known of it.
         """
         self.abandon_trial()
-        self.baseline, self.vla_states, self._longest = Sample(4 * self.window), Sample(), 0
+        self.baseline, self.known = self._baseline_of(self.known), []
+        self.vla_states, self._longest = Sample(), 0
         self.contenders = [Contender(one.number, one.parameters) for one in self.contenders[:1]]
         self._practicing = self._warned = False
+
+    def know_vla(self, played: Sample) -> None:
+        """
+        Count episodes of the VLA that were played before training as its baseline, in the run that begins next.
+
+        A run that has begun and has not counted any episode yet counts them too.
+
+        :param played: its episodes, on states that come from the same distribution as those of training. The more there
+            are, the fewer noise-free training episodes are left to the VLA, and the earlier is the first actor on trial
+        """
+        self.known = list(played.trials)
+        if all(trial.start < 0 for trial in self.baseline.trials):
+            self.baseline = self._baseline_of(self.known)
+
+    def _baseline_of(self, known: list[Trial]) -> Sample:
+        return Sample(max(4 * self.window, len(known)), known)
 
     def restart(self, n_envs: int) -> None:
         """

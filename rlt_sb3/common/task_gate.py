@@ -57,6 +57,15 @@ class TaskGate:
             gate.begin()
         self._warned = False
 
+    def know_vla(self, played: Sample) -> None:
+        """
+        Count episodes of the VLA that were played before training as its baselines, see :meth:`PolicyGate.know_vla`.
+
+        :param played: its episodes
+        """
+        for task, gate in enumerate(self.gates):
+            gate.know_vla(of_task(played, task))
+
     def restart(self, n_envs: int) -> None:
         """
         Begin new episodes in all environments; the running ones do not count.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,7 +16,7 @@ class Trial:
     """
     One episode.
 
-    :param start: vector step in which it began
+    :param start: vector step in which it began; -1: before training
     :param steps: control steps so far
     :param task: its task
     :param success: whether it ended in success; None while it runs
@@ -26,6 +26,34 @@ class Trial:
     steps: int = 0
     task: int = 0
     success: bool | None = None
+
+
+class StateRow(Protocol):
+    """What an evaluation says about one initial state."""
+
+    @property
+    def task_id(self) -> int:
+        """The task."""
+
+    @property
+    def init_index(self) -> int:
+        """Number of the initial state among those of its task."""
+
+    @property
+    def steps(self) -> int:
+        """Control steps played."""
+
+    @property
+    def success(self) -> bool:
+        """Whether the episode ended in success."""
+
+
+class PlayedStates(Protocol):
+    """An evaluation."""
+
+    @property
+    def rows(self) -> Sequence[StateRow]:
+        """One per initial state."""
 
 
 class Sample:
@@ -41,6 +69,23 @@ class Sample:
 
     def __init__(self, size: int = 0, trials: Iterable[Trial] = ()):
         self.size, self.trials = size, list(trials)
+
+    @classmethod
+    def of_states(cls, rows: Iterable[StateRow], horizon: int | None = None) -> Sample:
+        """
+        Make a sample of the episodes of an evaluation.
+
+        :param rows: of the evaluation
+        :param horizon: control steps after which the episodes are cut off; later successes are failures. None: as they
+            were played
+        :return: its episodes, in the order of the tasks and their initial states, before all vector steps of training
+        """
+        trials = []
+        for row in sorted(rows, key=lambda row: (row.task_id, row.init_index)):
+            late = horizon is not None and row.steps > horizon
+            steps = horizon if late and horizon is not None else row.steps
+            trials.append(Trial(-1, steps, row.task_id, row.success and not late))
+        return cls(len(trials), trials)
 
     @property
     def wanted(self) -> bool:

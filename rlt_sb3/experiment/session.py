@@ -129,7 +129,10 @@ class Training:
         return model
 
     def _begin(self) -> None:
-        """Make the untrained model and save it as a checkpoint."""
+        """Tell the untrained model what the VLA did, and save it as a checkpoint."""
+        if hasattr(self.model, "know_vla"):
+            present = getattr(self.run.env.unwrapped, "train_episode_steps", None)
+            self.model.know_vla(self.baseline, present if self.horizon is None else self.horizon)
         if starts_at_the_vla(self._predictor(self.model), self.run.eval_env):
             # The untrained model is the frozen VLA: the best one can never be worse than it on the selection states.
             self.selection.keep(self.baseline)

@@ -372,6 +372,48 @@ def test_a_new_run_asks_the_vla_again():
     assert (world.played[-1] == VLA).all() and len(gate.baseline.trials) == 2
 
 
+def before_training(successes: int, n: int) -> Sample:
+    return Sample(n, [Trial(-1, 24, 0, number < successes) for number in range(n)])
+
+
+@pytest.mark.parametrize("known", [0, 9, 16, 20])
+def test_the_vla_plays_what_is_missing_of_its_baseline(known):
+    """No more of its episodes are noise-free than that, and the first trial begins when they have ended."""
+    np.random.seed(0)
+    gate = PolicyGate(share=1.0, window=4)  # a baseline of 16
+    world = World(gate, lambda player, number: (True, 3), 2)
+    gate.know_vla(before_training(1, 3))
+    gate.know_vla(before_training(5, known))  # in place of the former
+    world.until(lambda: gate.on_trial)
+    assert world.started[VLA] == max(16 - known, 0) and len(world.played) - 1 == 3 * -(-max(16 - known, 0) // 2)
+    assert gate.baseline.count() == (min(5, known) + max(16 - known, 0), max(16, known))
+
+
+def test_known_episodes_survive_restarts_and_count_in_one_run():
+    gate = PolicyGate(share=1.0, window=4)
+    world = World(gate, lambda player, number: (True, 3), 2)
+    gate.know_vla(before_training(5, 9))
+    for _ in range(2):
+        world.step(warm_up=True)
+    gate.restart(2)  # both running episodes are lost, the known ones are not
+    world.restart()
+    assert gate.baseline.count() == (5, 9)
+    again = PolicyGate(window=4)
+    again.load_state_dict(json.loads(json.dumps(gate.state_dict())))
+    assert again.baseline.count() == (5, 9)
+    gate.begin()  # learn() begins a run
+    assert gate.baseline.count() == (5, 9)
+    gate.begin()  # the next run may play something else
+    assert not gate.baseline.trials and gate.baseline.size == 16
+    # a run that has counted episodes of its own goes on with them; the next one has what is known
+    world.restart()
+    world.until(lambda: gate.baseline.count()[1] >= 2)
+    gate.know_vla(before_training(0, 12))
+    assert gate.baseline.count()[0] >= 2
+    gate.begin()
+    assert gate.baseline.count() == (0, 12)
+
+
 @pytest.mark.parametrize("after", [10, 60, 100, 250])
 def test_state_goes_on_in_another_gate(after):
     def world_of(gate):

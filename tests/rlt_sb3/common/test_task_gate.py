@@ -121,6 +121,28 @@ def test_each_task_has_a_gate_as_if_it_were_alone():
     assert again.gates[1].player is again.gates[0].player
 
 
+def test_each_task_knows_its_own_episodes_of_the_vla():
+    gate = TaskGate(T, window=4)
+    gate.know_vla(
+        Sample(5, [Trial(-1, 8, task, success) for task, success in ((0, 1), (2, 0), (2, 1), (2, 1), (0, 1))])
+    )
+    assert [one.baseline.count() for one in gate.gates] == [(2, 2), (0, 0), (2, 3)]
+
+
+@pytest.mark.parametrize("horizon", [None, 40])
+def test_what_the_vla_did_before_training_is_the_baseline(horizon):
+    """Successes beyond the horizon of training episodes are failures there."""
+    model = with_tasks(gate={"share": 0.5, "window": 2})
+    model.env.venv.env.train_episode_steps = 50  # of 80
+    rows = [StateResult(i, i % 2, i, True, 30 + 5 * i, 4 + i) for i in range(6)]
+    model.know_vla(Evaluation("frozen VLA", "selection", rows), *([] if horizon is None else [horizon]))
+    expected = [(2, 3), (1, 3), (0, 0)] if horizon else [(3, 3), (2, 3), (0, 0)]
+    assert [one.baseline.count() for one in model.gate.gates] == expected
+    model.learn(2)  # begins a run
+    assert [one.baseline.count() for one in model.gate.gates] == expected
+    with_tasks(gate=False).know_vla(Evaluation("frozen VLA", "selection", rows))  # nobody asks
+
+
 def test_an_end_of_a_trial_leaves_the_other_tasks_trials_alone():
     gate, policy = TaskGate(2, share=1.0, window=8), Policy(2)
     gate.restart(2)

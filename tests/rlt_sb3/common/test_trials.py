@@ -19,6 +19,7 @@ from rlt_sb3.common.trials import (
     tables,
     worse_on_a_task,
 )
+from rlt_sb3.evaluation.results import StateResult
 
 
 def drawn(k: int, n: int, other_k: int, other_n: int) -> list[int]:
@@ -107,6 +108,26 @@ def test_what_is_cut_off_takes_its_contemporaries_along():
     assert trials.until(0).trials == trials.trials[:2] and trials.until(0).size == 9
     full = Sample(2, trials.trials[1:3])
     assert full.until(0) is full
+
+
+def test_an_evaluation_as_a_sample():
+    rows = [
+        StateResult(0, 4, 1, True, 100, 13),
+        StateResult(1, 2, 7, False, 300, 38),
+        StateResult(2, 4, 0, True, 101, 13),
+        StateResult(3, 2, 3, True, 250, 32),
+    ]
+    whole, cut = Sample.of_states(rows), Sample.of_states(rows, 100)
+    assert [(t.task, t.steps, t.success) for t in whole.trials] == [
+        (2, 250, True), (2, 300, False), (4, 101, True), (4, 100, True),
+    ]  # fmt: skip
+    assert [(t.task, t.steps, t.success) for t in cut.trials] == [
+        (2, 100, False), (2, 100, False), (4, 100, False), (4, 100, True),
+    ]  # fmt: skip
+    for sample in (whole, cut):
+        assert sample.complete and sample.size == 4
+        assert Sample(9, sample.trials).until(-1).trials == sample.trials  # no restart in training forgets them
+    assert not Sample.of_states([]).trials
 
 
 def test_samples_as_data():

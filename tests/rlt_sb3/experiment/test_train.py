@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import toy_env
 import yaml
-from run_helpers import small
+from run_helpers import NETWORKS, SMALL_RLT, small
 
+from rlt_sb3 import RLT
 from rlt_sb3.common.files import replacing
 from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.checkpoints import all_checkpoints
@@ -90,17 +91,21 @@ def test_training_episodes_are_as_long_as_the_vla_needs(tmp_path, spied, monkeyp
     with_default = partialmethod(given, train_episode_steps=6)
     monkeypatch.setattr(toy_env.ToyVectorEnv, "__init__", with_default)
     evaluation = EvalSettings(6, 12, 40, record_states=0, videos=False)
-    result = train(small(tmp_path, evaluation=evaluation, total_chunks=60, save_every=40))
+    gated = {"rlt": SMALL_RLT | {"gate": True, "policy_kwargs": NETWORKS}, "evaluation": evaluation}
+    result = train(small(tmp_path, **gated, total_chunks=60, save_every=40))
     (env,) = spied
     assert [row.steps for row in result.vla.rows if row.success] == [4, 8, 6]
     assert env.train_episode_steps == json.loads((result.run / "evaluations.json").read_text())["train_episode_steps"]
     assert env.train_episode_steps == 10
-    resumed = train(small(tmp_path, evaluation=evaluation, total_chunks=100, save_every=40, resume=str(result.run)))
+    resumed = train(small(tmp_path, **gated, total_chunks=100, save_every=40, resume=str(result.run)))
     assert resumed.run == result.run and spied[-1].train_episode_steps == 10
     setting = EnvConfig(id="ToyRLToken-v0", num_envs=2, kwargs={"train_episode_steps": 7})
-    own = train(small(tmp_path, name="own", env=setting, evaluation=evaluation, total_chunks=60))
+    own = train(small(tmp_path, name="own", env=setting, **gated, total_chunks=60))
     assert spied[-1].train_episode_steps == 7
     assert "train_episode_steps" not in json.loads((own.run / "evaluations.json").read_text())
+    # The gate knows the VLA's episodes from the beginning on; a success after 8 steps is none within 7.
+    baselines = [RLT.load(all_checkpoints(run)[0].model).gate.baseline for run in (result.run, own.run)]
+    assert [baseline.count() for baseline in baselines] == [(6, 12), (4, 12)]
 
 
 def test_evaluations_with_simulators_of_their_own(tmp_path, spied):
