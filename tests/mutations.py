@@ -351,7 +351,7 @@ MUTATIONS = dict(enumerate([
              "self.baseline, self.known = self._baseline_of(self.known), []",
              "self.baseline, self.known = self._baseline_of([]), []", "common/test_policy_gate.py"),
     Mutation("successes beyond the training horizon count in the baseline", "common/trials.py",
-             "row.success and not late", "row.success", "common/test_trials.py"),
+             "row.success and row.steps == steps", "row.success", "common/test_trials.py"),
     Mutation("a run does not tell the gate what the VLA has done", "experiment/session.py",
              'hasattr(self.model, "know_vla")', "False", "experiment/test_train.py"),
     Mutation("an actor goes on trial before the baseline is complete", GATE,

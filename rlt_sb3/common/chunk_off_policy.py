@@ -161,7 +161,13 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
             ``evaluate("vla", env, 48, split="selection")``
         :param horizon: control steps of a training episode; later successes count as failures. None: the environment's
             ``train_episode_steps``, if it has any
+        :raises ValueError: for held-out states, which must not decide what is deployed
         """
+        if vla.split == "eval":
+            raise ValueError(
+                "know_vla needs what the VLA did on states of the split 'selection', got held-out states ('eval'): "
+                "they must not decide what is deployed."
+            )
         if self.gate is None:
             return
         if horizon is None and self.env is not None:

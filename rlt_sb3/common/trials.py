@@ -52,6 +52,10 @@ class PlayedStates(Protocol):
     """An evaluation."""
 
     @property
+    def split(self) -> str:
+        """Name of the set of initial states."""
+
+    @property
     def rows(self) -> Sequence[StateRow]:
         """One per initial state."""
 
@@ -82,9 +86,8 @@ class Sample:
         """
         trials = []
         for row in sorted(rows, key=lambda row: (row.task_id, row.init_index)):
-            late = horizon is not None and row.steps > horizon
-            steps = horizon if late and horizon is not None else row.steps
-            trials.append(Trial(-1, steps, row.task_id, row.success and not late))
+            steps = row.steps if horizon is None else min(row.steps, horizon)
+            trials.append(Trial(-1, steps, row.task_id, row.success and row.steps == steps))
         return cls(len(trials), trials)
 
     @property

@@ -141,6 +141,8 @@ def test_what_the_vla_did_before_training_is_the_baseline(horizon):
     model.learn(2)  # begins a run
     assert [one.baseline.count() for one in model.gate.gates] == expected
     with_tasks(gate=False).know_vla(Evaluation("frozen VLA", "selection", rows))  # nobody asks
+    with pytest.raises(ValueError, match=r"needs .* 'selection', got held-out states \('eval'\)"):
+        model.know_vla(Evaluation("frozen VLA", "eval", rows))
 
 
 def test_an_end_of_a_trial_leaves_the_other_tasks_trials_alone():
