@@ -8,10 +8,11 @@ Compare settings of ``rlt train`` over tasks and seeds: a queue of runs, and the
 A settings file has the arguments of ``rlt train`` that all runs share (``common``), those of each task (``tasks``) and
 of each setting (``settings``), and ``seeds``. The first setting is the one that the others are compared with. A task
 that needs another Python environment has ``{python: FILE, arguments: ...}``. Runs are kept in ``--out``, are not
-repeated, and go on from their last checkpoint if they were interrupted. Later seeds take the frozen VLA's outcomes from
-the first one. ``--tasks`` and ``--seeds`` choose a part of the queue for this machine; ``--rows`` reads what ``--json``
-of the other machines has written: those runs are in the tables, and are not repeated. As many run at once as there are
-cores, so that all cores are busy; start nothing else, or minutes mean little.
+repeated, and go on from their last checkpoint if they were interrupted. The frozen VLA of a task plays in its first
+run; later seeds, and settings with the same environment, take its outcomes from there. ``--tasks`` and ``--seeds``
+choose a part of the queue for this machine; ``--rows`` reads what ``--json`` of the other machines has written: those
+runs are in the tables, and are not repeated. As many run at once as there are cores, so that all cores are busy; start
+nothing else, or minutes mean little.
 
 The tables show, for each run, the frozen VLA and RLT on held-out states; the practicing actor on the selection states,
 the area under this curve, and how much practice it took to solve 30 points more than the VLA and 90 %. For each setting
@@ -33,9 +34,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from recipe_report import Key, aggregate, comparison, figure, key, measure, table
+from recipe_report import Key, aggregate, comparison, figure, key, load_rliable, measure, table
 
 from rlt_sb3.common.files import replacing
+from rlt_sb3.experiment.frozen_vla import NO_MATTER
 from rlt_sb3.experiment.report import read_evaluations
 
 ROOT = Path(__file__).parent.parent
@@ -53,7 +55,7 @@ class Run:
     :param folder: where ``rlt train`` keeps it
     :param python: interpreter that runs it
     :param arguments: of ``rlt train``
-    :param first: folder of the same setting's and task's run with the first seed
+    :param first: folder of the run with the first seed, and with the first setting of the same environment
     """
 
     setting: str
@@ -128,11 +130,34 @@ def queue(settings: dict[str, Any], out: Path) -> list[Run]:
         for task, of_task in settings["tasks"].items():
             for setting, arguments in settings["settings"].items():
                 words = " ".join([settings["common"], of_task.get("arguments") or "", arguments or ""])
-                name = "-".join(text.replace(",", "").replace(" ", "_") for text in (setting, task, "seed"))
-                folder, first = (out / f"{name}{number}" for number in (seed, settings["seeds"][0]))
+                folder = out / folder_name(setting, task, seed)
+                played = setting if has_own_vla(arguments or "") else next(iter(settings["settings"]))
+                first = out / folder_name(played, task, settings["seeds"][0])
                 python = of_task.get("python", sys.executable)
                 runs.append(Run(setting, task, seed, folder, python, tuple(shlex.split(words)), first))
     return runs
+
+
+def folder_name(setting: str, task: str, seed: int) -> str:
+    """
+    Name the folder of a run.
+
+    :param setting: name of the setting
+    :param task: name of the task
+    :param seed: seed of the run
+    """
+    return "-".join(text.replace(",", "").replace(" ", "_") for text in (setting, task, f"seed{seed}"))
+
+
+def has_own_vla(arguments: str) -> bool:
+    """
+    Tell whether the frozen VLA may do something else with a setting than with others.
+
+    :param arguments: the setting's arguments of ``rlt train``
+    """
+    same = {f"--env.{name}" for name in NO_MATTER}
+    names = [word.partition("=")[0] for word in shlex.split(arguments)]
+    return any(name.startswith(("--env.", "--evaluation.", "--config")) and name not in same for name in names)
 
 
 def play(runs: list[Run], parallel: int) -> Iterator[Run]:
@@ -211,8 +236,9 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="picture of the practicing actors' learning curves")
     args = parser.parse_args()
     try:
+        load_rliable()  # its absence must not show after hours of runs
         settings, elsewhere = select(read_settings(args.settings), args), made_elsewhere(args.rows)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
     out = args.out or Path("runs") / args.settings.stem
     out.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ stratified bootstrap intervals (Agarwal et al., "Deep Reinforcement Learning at 
 """
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import matplotlib
@@ -122,6 +123,20 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def load_rliable() -> tuple[ModuleType, ModuleType]:
+    """
+    Import the package of the statistics.
+
+    :return: rliable's modules ``library`` and ``metrics``
+    :raises ImportError: if it is missing
+    """
+    try:
+        from rliable import library, metrics
+    except ImportError as error:
+        raise ImportError("The comparison of settings needs rliable: pip install 'rlt[benchmarks]'.") from error
+    return library, metrics
+
+
 def matrices(rows: list[dict[str, Any]], score: str) -> dict[str, np.ndarray]:
     """
     Arrange a score as rliable takes it.
@@ -145,10 +160,7 @@ def aggregate(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         their stratified bootstrap intervals (95 %)
     :raises ImportError: if rliable is missing
     """
-    try:
-        from rliable import library, metrics
-    except ImportError as error:
-        raise ImportError("The comparison of settings needs rliable: pip install 'rlt[benchmarks]'.") from error
+    library, metrics = load_rliable()
     bootstrap = {"reps": RESAMPLES, "random_state": np.random.RandomState(0)}
     results = []
     for score in SCORES:

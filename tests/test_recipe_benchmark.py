@@ -90,7 +90,27 @@ def test_later_seeds_take_the_outcomes_of_the_frozen_vla(recipe, runs):
     (one.folder / "evaluations.json").write_text(json.dumps(evaluations([1])))
     words = other.command()
     assert words[words.index("--evaluation.vla_of") + 1] == str(one.folder)
-    assert "--evaluation.vla_of" not in one.command() and "--evaluation.vla_of" not in runs[5].command()
+    assert "--evaluation.vla_of" not in one.command()
+    # "long returns" differs in the algorithm only; the other task has a VLA of its own
+    words = runs[5].command()
+    assert runs[5].setting == "long returns" and words[words.index("--evaluation.vla_of") + 1] == str(one.folder)
+    assert runs[6].task == "two" and "--evaluation.vla_of" not in runs[6].command()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "own"),
+    [
+        ("", False),
+        ("--rlt.n_steps 1", False),
+        ("--env.rl_token mean", False),
+        ("--env.kwargs.obs_stride 2 --rlt.utd 0.5", True),
+        ("--env.vla=mini-slow", True),
+        ("--config paper", True),
+        ("--evaluation.n_states 3", True),
+    ],
+)
+def test_settings_with_another_environment_play_the_vla_themselves(recipe, arguments, own):
+    assert recipe.has_own_vla(arguments) == own
 
 
 def test_measures_of_a_run(report, tmp_path):
@@ -168,6 +188,7 @@ def test_settings_that_are_better_on_every_task_and_seed(report):
 def test_runs_of_another_machine_are_not_repeated(recipe, tmp_path, monkeypatch, capsys):
     """A queue in two parts: the second command makes what the first one has not made, and its tables have all runs."""
     monkeypatch.setattr(recipe, "aggregate", lambda rows: [])  # needs rliable
+    monkeypatch.setattr(recipe, "load_rliable", lambda: None)
     (tmp_path / "file.yaml").write_text(FILE)
     made = []
 
@@ -203,6 +224,18 @@ def test_runs_of_another_machine_are_not_repeated(recipe, tmp_path, monkeypatch,
         with pytest.raises(SystemExit):
             command("c", *arguments)
         assert says in capsys.readouterr().err and not (tmp_path / "c").exists()
+
+
+def test_a_missing_package_is_named_before_any_run(recipe, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file.yaml").write_text(FILE)
+    monkeypatch.setitem(sys.modules, "rliable", None)
+    monkeypatch.setattr(recipe.subprocess, "run", lambda *args, **kwargs: pytest.fail("a run has begun"))
+    monkeypatch.setattr(
+        sys, "argv", ["recipe.py", "--settings", str(tmp_path / "file.yaml"), "--out", str(tmp_path / "out")]
+    )
+    with pytest.raises(SystemExit):
+        recipe.main()
+    assert "pip install 'rlt[benchmarks]'" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_bad_settings_files(recipe, tmp_path):
