@@ -8,8 +8,8 @@ Which part of a practicing actor solves its task: the offset, or the network.
 An actor of RLT plays the VLA's chunk plus an offset plus the network's correction. For every checkpoint of a run, the
 practicing actor plays the first selection states: whole, with the offset alone, with the network alone, and with the
 offset and the network only while the VLA's command to the gripper opens it, or closes it. The first row is the frozen
-VLA. A minute of CPU time or two for each number. ``--films`` films all of these episodes: those of an actor that has
-never been deployed are in no other file of a run.
+VLA. A minute of CPU time or two for each number. With ``--films``, each of these episodes is filmed: a run has no
+film of an actor that it has never deployed.
 
 The second table says what the network adds in the observations of the first part: the norm of its mean over all of them
 and over a chunk, in units of ``action_scale``, the norm of the standard deviation over observations, and the cosine
@@ -27,11 +27,11 @@ import torch as th
 from json_file import write_json
 
 from rlt_sb3 import RLT
-from rlt_sb3.common.films import write_video
 from rlt_sb3.evaluation.evaluate import evaluate
 from rlt_sb3.experiment.checkpoints import all_checkpoints
 from rlt_sb3.experiment.config import load_config
 from rlt_sb3.experiment.environment import make_env
+from rlt_sb3.experiment.run_dir import RunDir
 from rlt_sb3.rlt.offset import phase_of
 from rlt_sb3.rlt.policies import RLTActor
 
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--n-states", type=int, default=24, help="how many selection states")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--last", action="store_true", help="the last checkpoint only")
-    parser.add_argument("--films", type=Path, help="folder for a video of every episode")
+    parser.add_argument("--films", type=Path, help="folder; its subfolder videos gets a film of every episode")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     try:
@@ -132,7 +132,9 @@ def main() -> None:
     if config.algorithm != "rlt" or not checkpoints:
         parser.error(f"{args.run} must be a run of rlt with checkpoints: {config.algorithm}, {len(checkpoints)} found.")
     if args.last:
-        checkpoints = [max(checkpoints, key=lambda checkpoint: checkpoint.chunks)]
+        checkpoints = checkpoints[-1:]
+    if args.films:
+        args.films.mkdir(parents=True, exist_ok=True)
     found, compared = [], []
     env = make_env(config.env, "selection", config.seed)
     try:
@@ -141,10 +143,8 @@ def main() -> None:
         def play(policy: Any, chunks: int, name: str) -> None:
             filmed = args.n_states if args.films else 0
             played = evaluate(policy, env, args.n_states, split="selection", name=name, record_states=filmed)
-            for row in played.rows if args.films else []:
-                args.films.mkdir(parents=True, exist_ok=True)
-                file = f"{chunks}-{name.replace(' ', '-')}-{row.pair}-{'solved' if row.success else 'failed'}.mp4"
-                write_video(args.films / file, played.frames[row.pair], played.fps)
+            if args.films:
+                RunDir(args.films).write_films(f"{chunks}-{name.replace(' ', '-')}", played)
             low, high = played.interval
             found.append({"chunks": chunks, "plays": name, "solved": played.successes, "n": played.n})
             print(f"| {chunks} | {name} | {played.successes}/{played.n} ({low:.0%} to {high:.0%}) |", flush=True)

@@ -157,7 +157,7 @@ def has_own_vla(arguments: str) -> bool:
     """
     same = {f"--env.{name}" for name in NO_MATTER}
     names = [word.partition("=")[0] for word in shlex.split(arguments)]
-    return any(name.startswith(("--env.", "--evaluation.", "--config")) and name not in same for name in names)
+    return any(name.startswith(("--env", "--evaluation", "--config")) and name not in same for name in names)
 
 
 def play(runs: list[Run], parallel: int) -> Iterator[Run]:

@@ -105,6 +105,7 @@ def test_later_seeds_take_the_outcomes_of_the_frozen_vla(recipe, runs):
         ("--env.rl_token mean", False),
         ("--env.kwargs.obs_stride 2 --rlt.utd 0.5", True),
         ("--env.vla=mini-slow", True),
+        ("--env file.yaml", True),
         ("--config paper", True),
         ("--evaluation.n_states 3", True),
     ],
