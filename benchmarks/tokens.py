@@ -88,7 +88,7 @@ def main() -> None:
         writer = TokenWriter(folder, origin, rows_of(args.rows), args.rows_per_shard, {"dtype": args.dtype})
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randn(args.rows_per_shard, args.tokens, args.width, generator=generator).to(dtype)
-        pictures = np.zeros((args.rows_per_shard, PICTURE, PICTURE, 3), np.uint8)
+        pictures = np.zeros((args.rows_per_shard, 1, PICTURE, PICTURE, 3), np.uint8)  # one camera
         began = time.monotonic()
         for number, rows in enumerate(writer.shards):
             count = rows.stop - rows.start

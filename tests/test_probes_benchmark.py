@@ -47,7 +47,7 @@ def test_features_are_what_the_environment_shows(probes, demos, tmp_path, token)
     shards = TokenShards(output)
     found = probes.features(token, vla, shards)
     rows = shards.rows
-    pictures = shards.pictures(np.arange(len(rows)))
+    pictures = shards.pictures(np.arange(len(rows)))[:, 0]
     assert len(found) == len(rows) == len(pictures)
     np.testing.assert_array_equal(found[:, -8:], rows.proprio.astype(float))
     encoder = load_rl_token(token, vla)

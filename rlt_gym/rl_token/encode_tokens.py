@@ -126,6 +126,10 @@ def _joined(found: list[EncodedRows], dtype: torch.dtype) -> dict[str, torch.Ten
 
 
 def _pictures(found: list[EncodedRows], size: int) -> np.ndarray:
-    """Small upright pictures of all batches of a shard."""
-    frames = (frame for part in found for frame in part.frames)
-    return np.stack([np.asarray(Image.fromarray(frame[::-1]).resize((size, size))) for frame in frames])
+    """Small upright pictures of all batches of a shard, (n, cameras, size, size, 3)."""
+
+    def small(frame: np.ndarray) -> np.ndarray:
+        return np.asarray(Image.fromarray(frame[::-1]).resize((size, size)))
+
+    rows = (views for part in found for views in zip(*part.frames.values(), strict=True))
+    return np.stack([[small(frame) for frame in views] for views in rows])

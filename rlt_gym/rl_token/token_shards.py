@@ -3,9 +3,9 @@ Tokens on disk, for sets that do not fit into memory.
 
 A folder holds ``index.json``, ``rows.safetensors`` (what is known about the rows besides their tokens) and shards
 ``tokens-00000.safetensors`` of equally many rows: ``tokens`` (n, N, H), ``mask`` bool (n, N), ``kind`` uint8 (n, N) and
-``pictures`` uint8 (n, S, S, 3), upright, N being the most tokens of a row of this shard. The index is written anew
-after every shard, so that a writer that was killed goes on where it was; what else it left, its temporary folders and
-rows without an index, the next one replaces.
+``pictures`` uint8 (n, cameras, S, S, 3), upright, N being the most tokens of a row of this shard. The index is written
+anew after every shard, so that a writer that was killed goes on where it was; what else it left, its temporary
+folders and rows without an index, the next one replaces.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from rlt_gym.core.files import atomic_write, write_json
 from rlt_gym.data.demo_set import DemoRows
 from rlt_gym.rl_token.tokens import TokenOrigin, Tokens
 
-FORMAT = "rlt-tokens-1"
+FORMAT = "rlt-tokens-2"
 #: Types in which tokens may be kept.
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _INDEX, _ROWS = "index.json", "rows.safetensors"
@@ -60,7 +60,7 @@ class TokenWriter:
         lists = {key: getattr(rows, key) for key in _LISTS}
         self.index: dict[str, Any] = {
             "format": FORMAT,
-            "origin": asdict(origin) | {"kinds": list(origin.kinds)},
+            "origin": asdict(origin),
             "rows": len(rows),
             "rows_per_shard": rows_per_shard,
             "settings": dict(settings),
@@ -121,7 +121,7 @@ class TokenWriter:
         :param tokens: (n, N, H) in the type in which they are to be kept.
         :param mask: bool (n, N).
         :param kind: uint8 (n, N), see :data:`~rlt_gym.vla.base.TOKEN_KINDS`.
-        :param pictures: uint8 (n, S, S, 3).
+        :param pictures: uint8 (n, cameras, S, S, 3).
         """
         name = _shard_name(number)
         data = {
@@ -193,10 +193,10 @@ class TokenShards(Tokens):
 
     def pictures(self, rows: np.ndarray) -> np.ndarray:
         """
-        Get small pictures of the VLA's first camera.
+        Get small pictures.
 
         :param rows: Row numbers (B,).
-        :return: uint8 (B, S, S, 3), upright.
+        :return: uint8 (B, cameras, S, S, 3), upright, the cameras as in ``origin.cameras``.
         :raises ValueError: If a shard is missing or damaged.
         """
         return torch.stack(self._read(np.asarray(rows), "pictures")["pictures"]).numpy()
@@ -207,7 +207,7 @@ class TokenShards(Tokens):
 
         :param rows: Row numbers (B,).
         :return: uint8 (B, N), see :data:`~rlt_gym.vla.base.TOKEN_KINDS`.
-        :raises ValueError: If a shard is missing or damaged, or was written before kinds were kept.
+        :raises ValueError: If a shard is missing or damaged.
         """
         kinds = np.zeros((len(rows), self.count), np.uint8)
         for row, part in enumerate(self._read(np.asarray(rows), "kind")["kind"]):
@@ -231,8 +231,8 @@ class TokenShards(Tokens):
 def _origin(index: Mapping[str, Any]) -> TokenOrigin:
     """Read the origin from the index, where tuples are lists."""
     grids = index.get("picture_grids")
-    tuples = {"kinds": tuple(index["kinds"]), "picture_grids": grids and tuple(tuple(grid) for grid in grids)}
-    return TokenOrigin(**{**index, **tuples})
+    tuples = {key: tuple(index[key]) for key in ("kinds", "cameras")}
+    return TokenOrigin(**{**index, **tuples, "picture_grids": grids and tuple(tuple(grid) for grid in grids)})
 
 
 def _left_over(folder: Path) -> list[Path]:

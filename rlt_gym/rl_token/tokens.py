@@ -28,7 +28,7 @@ class TokenOrigin:
     :param picture_grids: Where in the pictures its picture tokens are, see :class:`~rlt_gym.vla.base.VLASpec`; ``None``
         = it does not say.
     :param orientation: What it does with the pictures before it reads them; ``None`` = it does not say.
-    :param camera: The camera whose pictures are kept with the tokens.
+    :param cameras: The cameras whose pictures are kept with the tokens, in their order.
     """
 
     vla: str
@@ -38,7 +38,7 @@ class TokenOrigin:
     max_tokens: int | None
     picture_grids: tuple[tuple[str, int, int], ...] | None = None
     orientation: str | None = None
-    camera: str | None = None
+    cameras: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, vla: FrozenVLA, kinds: tuple[str, ...]) -> "TokenOrigin":
@@ -50,7 +50,7 @@ class TokenOrigin:
         :return: The description.
         """
         spec = vla.spec
-        pictures = (spec.picture_grids, spec.orientation, spec.cameras[0] if spec.cameras else None)
+        pictures = (spec.picture_grids, spec.orientation, tuple(spec.cameras))
         return cls(spec.name, vla.fingerprint(), spec.token_dim, tuple(kinds), spec.max_tokens, *pictures)
 
 
@@ -180,14 +180,14 @@ class EncodedRows:
     :param tokens: float32 (r, N, H), valid ones first, N = most tokens of these rows.
     :param mask: bool (r, N).
     :param kind: uint8 (r, N), see :data:`~rlt_gym.vla.base.TOKEN_KINDS`.
-    :param frames: The pictures of the VLA's first camera, uint8 (r, size, size, 3), upside down as LIBERO gives them.
+    :param frames: The pictures of each camera, uint8 (r, size, size, 3), upside down as LIBERO gives them.
     """
 
     rows: slice
     tokens: torch.Tensor
     mask: torch.Tensor
     kind: torch.Tensor
-    frames: np.ndarray
+    frames: dict[str, np.ndarray]
 
 
 def encode_rows(
@@ -221,7 +221,7 @@ def encode_rows(
         output = run_vla(vla, {**frames, "state": known.proprio[part]}, tasks, seeds)
         tokens, mask = select_tokens(output, kinds)
         chosen, _ = select_tokens(replace(output, tokens=output.kind[..., None].float()), kinds)  # in the same order
-        yield EncodedRows(part, tokens, mask, chosen[..., 0].to(torch.uint8), frames[cameras[0]])
+        yield EncodedRows(part, tokens, mask, chosen[..., 0].to(torch.uint8), frames)
 
 
 def _joined(blocks: Iterator[dict[str, np.ndarray]], size: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:

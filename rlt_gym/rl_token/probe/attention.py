@@ -18,25 +18,20 @@ AVERAGED, BATCH = 64, 8
 
 
 @dataclass(frozen=True)
-class Looks:
+class View:
     """
-    The RL token's attention.
+    The RL token's attention to the pictures of one camera.
 
-    :param camera: The camera whose pictures are shown.
-    :param maps: Names of the maps: one per layer, and the rollout.
-    :param frames: Places of the shown frames among the rows that were given (n,).
+    :param camera: The camera.
+    :param number: Its number among the cameras whose pictures are kept with the tokens.
     :param weights: Of each map over the picture, upright, float (n, maps, rows, columns); they sum to the share of the
         camera's tokens.
-    :param shares: Source of tokens -> share of the attention in each map; beside them, as last number, the source's
-        share of the tokens, which it would have if all were looked at alike.
     :param peaks: Of each map the largest weight of a picture over the mean of this picture, averaged over observations.
     """
 
     camera: str
-    maps: list[str]
-    frames: np.ndarray
+    number: int
     weights: np.ndarray
-    shares: dict[str, list[float]]
     peaks: list[float]
 
     @property
@@ -45,10 +40,29 @@ class Looks:
         means = self.weights.mean(axis=(2, 3), keepdims=True)
         return float(np.exp(np.abs(np.log(np.maximum(self.weights / means, 1e-3))).max().clip(1e-3)))
 
+
+@dataclass(frozen=True)
+class Looks:
+    """
+    The RL token's attention.
+
+    :param maps: Names of the maps: one per layer, and the rollout.
+    :param frames: Places of the shown frames among the rows that were given (n,).
+    :param views: The attention to the pictures of each camera.
+    :param shares: Source of tokens -> share of the attention in each map; beside them, as last number, the source's
+        share of the tokens, which it would have if all were looked at alike.
+    """
+
+    maps: list[str]
+    frames: np.ndarray
+    views: list[View]
+    shares: dict[str, list[float]]
+
     @property
     def numbers(self) -> dict[str, Any]:
         """What the report says."""
-        return {"camera": self.camera, "maps": self.maps, "shares": self.shares, "peaks": self.peaks}
+        peaks = {view.camera: view.peaks for view in self.views}
+        return {"maps": self.maps, "shares": self.shares, "peaks": peaks}
 
 
 @torch.no_grad()
@@ -122,8 +136,9 @@ def look(encoder: RLTokenEncoder, tokens: TokenShards, rows: np.ndarray) -> Look
     if not {"image", "all"} & set(origin.kinds):
         return "the RL token reads no picture tokens"
     cameras = [camera for camera, _, _ in grids]
-    if origin.camera not in cameras:
-        return f"there are pictures of {origin.camera} and picture tokens of {', '.join(cameras) or 'no camera'}"
+    if not set(cameras) & set(origin.cameras):
+        kept, has_tokens = (", ".join(names) or "no camera" for names in (origin.cameras, cameras))
+        return f"there are pictures of {kept} and picture tokens of {has_tokens}"
     frames = choose_frames(tokens.rows.take(rows))
     averaged = rows[np.linspace(0, len(rows) - 1, min(AVERAGED, len(rows))).round().astype(int)]
     both = np.concatenate([rows[frames], averaged])
@@ -134,22 +149,22 @@ def look(encoder: RLTokenEncoder, tokens: TokenShards, rows: np.ndarray) -> Look
     if wrong:
         return f"an observation has {wrong.pop()} picture tokens, and the VLA's grids have {wanted}"
     weights = np.concatenate([_looks(encoder, tokens, both[i : i + BATCH]) for i in range(0, len(both), BATCH)])
-    first = cameras.index(origin.camera)
-    _, high, wide = grids[first]
-    start = sum(height * width for _, height, width in grids[:first])
-    found = np.stack(
-        [row[:, places[start : start + high * wide]] for row, places in zip(weights, pictures, strict=True)]
-    )
-    peaks = (found[len(frames) :].max(axis=2) / found[len(frames) :].mean(axis=2)).mean(axis=0)
-    read = found[: len(frames)].reshape(-1, high, wide)
-    upright = ORIENTATIONS[origin.orientation](read)[:, ::-1]  # the environment's pictures are upside down
+    views, start = [], 0
+    for camera, high, wide in grids:
+        part, start = slice(start, start + high * wide), start + high * wide
+        if camera not in origin.cameras:
+            continue
+        found = np.stack([row[:, places[part]] for row, places in zip(weights, pictures, strict=True)])
+        peaks = (found[len(frames) :].max(axis=2) / found[len(frames) :].mean(axis=2)).mean(axis=0)
+        read = found[: len(frames)].reshape(-1, high, wide)
+        upright = ORIENTATIONS[origin.orientation](read)[:, ::-1]  # the environment's pictures are upside down
+        shape = (len(frames), -1, high, wide)
+        views.append(View(camera, origin.cameras.index(camera), upright.reshape(shape), peaks.tolist()))
     return Looks(
-        camera=origin.camera,
         maps=[*(f"layer {number}" for number in range(1, len(encoder.layers) + 1)), "rollout"],
         frames=frames,
-        weights=upright.reshape(len(frames), -1, high, wide),
+        views=views,
         shares=_shares(weights[len(frames) :], kinds[len(frames) :], pictures[len(frames) :], grids),
-        peaks=peaks.tolist(),
     )
 
 

@@ -40,7 +40,7 @@ def write_page(
     :param result: The numbers of :func:`~rlt_gym.rl_token.probe.command.probe`.
     :param rows: What is known about the observations.
     :param maps: Name -> positions in [0, 1], float (R, 2).
-    :param pictures: Gives the pictures of some of the observations, uint8 (n, S, S, 3).
+    :param pictures: Gives the pictures of some of the observations, uint8 (n, cameras, S, S, 3).
     :param looks: The RL token's attention; ``None`` = left out.
     """
     shown = np.unique(np.linspace(0, len(rows) - 1, min(POINTS, len(rows))).round().astype(int))
@@ -56,7 +56,7 @@ def write_page(
         }
         for row in shown
     ]
-    sheet, size = _sheet(pictures(shown))
+    sheet, size = _sheet(pictures(shown)[:, 0])
     data = {"points": points, "size": size, "columns": SHEET, "tasks": rows.instructions}
     environment = Environment(loader=PackageLoader("rlt_gym.rl_token.probe"), autoescape=True)
     shares = np.asarray(result["shares"][:COMPONENTS])
@@ -76,15 +76,19 @@ def write_page(
 
 
 def _overlays(looks: Looks, rows: DemoRows, pictures: np.ndarray) -> list[dict[str, Any]]:
-    """Lay the attention over the shown frames; return for each task its frames with their pictures as base64."""
-    tasks: dict[int, dict[str, Any]] = {}
-    for row, weights, picture in zip(looks.frames, looks.weights, pictures, strict=True):
-        images = [_at_edge(picture).astype(np.uint8), *(overlay(picture, part, looks.contrast) for part in weights)]
-        task = tasks.setdefault(int(rows.task[row]), {"name": rows.instructions[rows.task[row]], "frames": []})
-        ranges = ["", *(f"{part.min() / part.mean():.2f} to {part.max() / part.mean():.2f}" for part in weights)]
-        cells = [{"jpeg": _jpeg(image), "range": text} for image, text in zip(images, ranges, strict=True)]
-        task["frames"].append({"step": int(rows.step[row]), "cells": cells})
-    return list(tasks.values())
+    """Lay the attention over the shown frames; return for each task and camera its frames, pictures as base64."""
+    tables: dict[tuple[int, int], dict[str, Any]] = {}
+    for place, row in enumerate(looks.frames):
+        for view in looks.views:
+            picture, weights = pictures[place, view.number], view.weights[place]
+            images = [_at_edge(picture).astype(np.uint8), *(overlay(picture, part, view.contrast) for part in weights)]
+            ranges = ["", *(f"{part.min() / part.mean():.2f} to {part.max() / part.mean():.2f}" for part in weights)]
+            cells = [{"jpeg": _jpeg(image), "range": text} for image, text in zip(images, ranges, strict=True)]
+            task = int(rows.task[row])
+            new = {"name": rows.instructions[task], "camera": view.camera, "frames": []}
+            table = tables.setdefault((task, view.number), new)
+            table["frames"].append({"step": int(rows.step[row]), "cells": cells})
+    return list(tables.values())
 
 
 def overlay(picture: np.ndarray, weights: np.ndarray, contrast: float) -> np.ndarray:

@@ -1,19 +1,23 @@
 """Where the RL token looks: against softmax by hand, and tokens made to look at one place."""
 
+import base64
+import io
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from vla_helpers import observations, tiny_vla, write_demos
 
 from rlt_gym.rl_token import encoder as encoder_module
 from rlt_gym.rl_token.encode_tokens import EncodeTokensConfig, encode_tokens
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
 from rlt_gym.rl_token.probe.attention import PHASES, attention, choose_frames, look
-from rlt_gym.rl_token.probe.page import BLUE, RED, overlay
+from rlt_gym.rl_token.probe.page import BLUE, RED, _overlays, overlay
 from rlt_gym.rl_token.token_shards import TokenShards
+from rlt_gym.rl_token.tokens import TokenOrigin
 from rlt_gym.testing import FakeVLA
 from rlt_gym.vla.base import TOKEN_KINDS, VLASpec
 from rlt_gym.vla.conformance import check_vla
@@ -114,11 +118,13 @@ def shards(tmp_path_factory):
 def test_a_token_that_looks_at_one_place_shows_it_there(shards, name, place, row, column):
     tokens = TokenShards(shards / name)
     found = look(look_at(make_encoder(), place), tokens, np.arange(60))
-    assert found.camera == "agentview" and found.maps == ["layer 1", "layer 2", "layer 3", "rollout"]
-    assert found.weights.shape == (6, 4, 4, 4)
-    first = found.weights[:, 0]
+    assert found.maps == ["layer 1", "layer 2", "layer 3", "rollout"]
+    view, other = found.views
+    assert (view.camera, view.number, view.weights.shape) == ("agentview", 0, (6, 4, 4, 4))
+    first = view.weights[:, 0]
     assert (first[:, row, column] > 0.99).all() and first.sum() < 6.001
-    assert found.peaks[0] == pytest.approx(16, abs=0.2) and found.contrast > 10
+    assert view.peaks[0] == pytest.approx(16, abs=0.2) and view.contrast > 10
+    assert (other.camera, other.number) == ("wrist", 1) and other.weights[:, 0].max() < 0.01
     assert found.shares["agentview"][0] > 0.99 and found.shares["wrist"][0] < 0.01
 
 
@@ -139,15 +145,38 @@ def test_places_are_turned_back_as_pictures_are(shards):
     tokens, encoder = TokenShards(shards / "all"), look_at(make_encoder(), 0)
     for orientation, place in (("flipped", (0, 0)), ("turned", (0, 3)), ("same", (3, 0)), ("mirrored", (3, 3))):
         tokens.origin = replace(tokens.origin, orientation=orientation)
-        first = look(encoder, tokens, np.arange(60)).weights[:, 0]
+        first = look(encoder, tokens, np.arange(60)).views[0].weights[:, 0]
         assert all(np.unravel_index(part.argmax(), part.shape) == place for part in first), orientation
 
 
 def test_a_second_grid_is_found_behind_the_first(shards):
+    """Also where the pictures of one camera only were kept, or the cameras stand in another order than the grids."""
+    tokens, encoder = TokenShards(shards / "all"), look_at(make_encoder(), 16 + 1)
+    for cameras, number in ((("agentview", "wrist"), 1), (("wrist", "agentview"), 0), (("hand", "wrist"), 1)):
+        tokens.origin = replace(tokens.origin, cameras=cameras)
+        *_, view = look(encoder, tokens, np.arange(60)).views
+        assert (view.camera, view.number, view.weights.shape) == ("wrist", number, (6, 4, 2, 2))
+        assert (view.weights[:, 0, 0, 1] > 0.99).all() and view.peaks[0] == pytest.approx(4, abs=0.1)
+
+
+def test_overlays_lie_on_their_own_camera(shards):
+    """Without weight an overlay is the gray picture: of each frame, the one that its camera took."""
     tokens = TokenShards(shards / "all")
-    tokens.origin = replace(tokens.origin, camera="wrist")
-    found = look(look_at(make_encoder(), 16 + 1), tokens, np.arange(60))
-    assert found.weights.shape == (6, 4, 2, 2) and (found.weights[:, 0, 0, 1] > 0.99).all()
+    found = look(make_encoder(), tokens, np.arange(60))
+    even = replace(found, views=[replace(view, weights=np.ones_like(view.weights)) for view in found.views])
+    pictures = np.zeros((6, 2, 16, 16, 3), np.uint8)
+    pictures[:] = np.array([[50 * task + 10 * phase for phase in range(3)] for task in range(2)]).reshape(6, 1, 1, 1, 1)
+    pictures[:, 1] += 100  # the wrist's
+    tables = _overlays(even, tokens.rows, pictures)
+    assert [(table["name"], table["camera"]) for table in tables] == [
+        (task, camera) for task in ("go", "stop") for camera in ("agentview", "wrist")
+    ]
+    for number, table in enumerate(tables):
+        for phase, frame in enumerate(table["frames"]):
+            expected = 50 * (number // 2) + 10 * phase + 100 * (number % 2)
+            for cell in frame["cells"]:
+                image = np.asarray(Image.open(io.BytesIO(base64.b64decode(cell["jpeg"]))))
+                assert np.abs(image.astype(int) - expected).max() <= 2
 
 
 def test_what_is_left_out_is_said(shards):
@@ -156,7 +185,7 @@ def test_what_is_left_out_is_said(shards):
     for change, reason in (
         ({"picture_grids": None}, "mini did not say where in the pictures its tokens are (VLASpec.picture_grids)"),
         ({"orientation": None}, "mini did not say where in the pictures its tokens are (VLASpec.orientation)"),
-        ({"camera": "hand"}, "there are pictures of hand and picture tokens of agentview, wrist"),
+        ({"cameras": ("hand",)}, "there are pictures of hand and picture tokens of agentview, wrist"),
         (
             {"picture_grids": (("agentview", 4, 4),)},
             "an observation has 20 picture tokens, and the VLA's grids have 16",
@@ -169,18 +198,10 @@ def test_what_is_left_out_is_said(shards):
     assert look(make_encoder(12), fake, np.arange(60)).startswith("fake did not say")
 
 
-def test_tokens_that_were_encoded_before_this_was_known(shards):
-    index = shards / "all" / "index.json"
-    now = index.read_text()
-    content = json.loads(now)
-    for name in ("picture_grids", "orientation", "camera"):
-        del content["origin"][name]
-    try:
-        index.write_text(json.dumps(content))
-        assert look(make_encoder(), TokenShards(shards / "all"), np.arange(60)).startswith("mini did not say")
-    finally:
-        index.write_text(now)
-    assert TokenShards(shards / "all").origin.picture_grids == (("agentview", 4, 4), ("wrist", 2, 2))
+def test_what_is_known_about_the_pictures_is_on_disk(shards):
+    origin = TokenShards(shards / "all").origin
+    assert origin == TokenOrigin.of(tiny_vla(), ("all",)) and origin.cameras == ("agentview", "wrist")
+    assert origin.picture_grids == (("agentview", 4, 4), ("wrist", 2, 2))
 
 
 def test_kinds_of_tokens_are_kept_in_their_order(shards):

@@ -258,10 +258,11 @@ def test_a_good_token_keeps_all_limits_and_has_a_page(trained, tmp_path, capsys)
     assert "It keeps all limits." in page and "http" not in page.replace("http://www.w3.org/2000/svg", "")
     data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page).group(1))
     assert len(data["points"]) == 320 and set(data["points"][0]["maps"]) == {"PCA", "t-SNE"}
-    assert page.count("layer 2") == 3 and "share of the attention" in page, "two tasks' frames, and the table"
-    assert (
-        set(result["attention"]["shares"]) > {"agentview", "wrist", "state"} and len(result["attention"]["peaks"]) == 3
-    )
+    assert page.count("layer 2") == 5 and "share of the attention" in page, "frames of two tasks and cameras, the table"
+    assert "go, wrist" in page and "of wrist, over its mean" in page
+    looks = result["attention"]
+    assert set(looks["shares"]) > {"agentview", "wrist", "state"}
+    assert {camera: len(peaks) for camera, peaks in looks["peaks"].items()} == {"agentview": 3, "wrist": 3}
     assert data["tasks"] == ["go", "stop"] and data["points"][25]["episode"] == 1 and data["points"][25]["step"] == 5
 
 

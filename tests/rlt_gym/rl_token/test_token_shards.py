@@ -74,9 +74,11 @@ def test_shards_hold_what_is_known_about_the_rows(config):
     assert tokens.rows.instructions == ["task a", "task b"] and tokens.rows.files == {"a.hdf5": 1, "b.hdf5": 2}
     assert tokens.rows.step.tolist() == [*range(11), *range(12), *range(12)]
     pictures = tokens.pictures(np.array([20, 1]))
-    upright = data.pictures["agentview"][[20, 1], ::-1].astype(float).reshape(2, 8, 2, 8, 2, 3).mean((2, 4))
-    assert pictures.shape == (2, 8, 8, 3)
-    assert 2 * np.abs(pictures - upright).mean() < np.abs(pictures - upright[:, ::-1]).mean()
+    assert pictures.shape == (2, 2, 8, 8, 3) and tokens.origin.cameras == ("agentview", "wrist")
+    for number, camera in enumerate(tokens.origin.cameras):
+        upright = data.pictures[camera][[20, 1], ::-1].astype(float).reshape(2, 8, 2, 8, 2, 3).mean((2, 4))
+        found = pictures[:, number]
+        assert 2 * np.abs(found - upright).mean() < np.abs(found - upright[:, ::-1]).mean()
 
 
 def test_training_on_shards_is_training_on_demonstrations(config, tmp_path):
