@@ -1,14 +1,19 @@
 """benchmarks/actor_parts.py: the parts of an actor add up to what it plays."""
 
 import importlib
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch as th
+from run_helpers import small
 
+from rlt_sb3.experiment.report import read_evaluations
+from rlt_sb3.experiment.train import train
 from tests.helpers.rlt_models import make_model, random_obs
 
 ROOT = Path(__file__).parent.parent
@@ -66,3 +71,27 @@ def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path):
     command = [sys.executable, ROOT / "benchmarks" / "actor_parts.py", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and str(tmp_path) in done.stderr.splitlines()[-1]
+
+
+def test_films_are_of_the_last_practicing_actor(actor_parts, tmp_path, monkeypatch, capsys):
+    """The whole actor solves what it solved when the run evaluated it last, and each film has its outcome's name."""
+    config = small(tmp_path)
+    config.env = replace(config.env, suite="toys", task_ids=[0])
+    run = train(config).run
+    words = [str(run), "--n-states", "4", "--parts", "whole", "--last"]
+    words += ["--films", str(tmp_path / "films"), "--json", str(tmp_path / "parts.json")]
+    monkeypatch.setattr(sys, "argv", ["actor_parts.py", *words])
+    actor_parts.main()
+    data = read_evaluations(run)
+    last = data["selection"][-1]
+    actor = last.get("candidate") or last["evaluation"]
+    chunks = last["chunks"]
+    expected = [(0, "vla", data["vla_selection"]["successes"]), (chunks, "whole", actor["successes"])]
+    found = json.loads((tmp_path / "parts.json").read_text())["found"]
+    assert [(row["chunks"], row["plays"], row["solved"]) for row in found] == expected
+    assert f"| {chunks} | whole | {actor['successes']}/4 (" in capsys.readouterr().out
+    films = sorted(path.name for path in (tmp_path / "films" / "videos").iterdir())
+    assert len(films) == 8
+    for at, plays, solved in expected:
+        names = [name for name in films if name.startswith(f"{at}-{plays}-state-")]
+        assert len(names) == 4 and sum(name.endswith("-success.mp4") for name in names) == solved
