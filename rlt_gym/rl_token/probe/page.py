@@ -17,7 +17,7 @@ from rlt_gym.rl_token.probe.attention import Looks
 from rlt_gym.rl_token.probe.gates import GATES
 
 #: Most points of a map, pictures in a row of the sheet of pictures, and their largest edge in pixels: the sheet is most
-#: of the page's size, which stays below 300 kB.
+#: of the page's size, which stays below 350 kB.
 POINTS, SHEET, SMALL = 360, 40, 40
 #: Principal components of the spectrum's picture.
 COMPONENTS = 40
