@@ -71,8 +71,9 @@ class VLASpec:
     :param language: Whether the output depends on the instruction.
     :param render: How the pictures were drawn that it was trained on, ``"exact"`` or ``"fast"``.
     :param upside_down: Whether it takes pictures whose first row is the bottom of the scene (``Camera.upside_down``).
-    :param orientation: What it does with the pictures that it gets, a name of :data:`ORIENTATIONS`. Only
-        :func:`~rlt_gym.vla.conformance.check_vla` reads it, to compare it with what the VLA's ``frames()`` gives.
+    :param orientation: What it does with the pictures that it gets, a name of :data:`ORIENTATIONS`.
+        :func:`~rlt_gym.vla.conformance.check_vla` compares it with what the VLA's ``frames()`` gives, and ``rlt probe``
+        lays attention over the pictures with it.
     :param proprio: Names of the parts of ``state`` in their order, e.g. ``("position", "orientation", "fingers")``.
     :param control_mode: What an action means, ``"relative"`` or ``"absolute"`` (``RobotSpec.control_mode``).
     :param control_frequency: Control steps per second of its chunks.
