@@ -1,6 +1,6 @@
 """``rlt encode-tokens``: writes a frozen VLA's tokens of demonstrations to disk, for ``rlt pretrain-token``."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +100,11 @@ def encode_tokens(config: EncodeTokensConfig, vla: FrozenVLA | None = None) -> P
             if writer.intact(number):
                 kept += 1
             else:
-                found = list(encode_rows(vla, demos, config.kinds, size, config.batch_size, rows.start, rows.stop))
-                writer.write(number, **_joined(found, dtype), pictures=_pictures(found, config.picture_size))
+                found, pictures = [], []
+                for part in encode_rows(vla, demos, config.kinds, size, config.batch_size, rows.start, rows.stop):
+                    pictures.append(_pictures(part, config.picture_size))
+                    found.append(replace(part, frames={}))  # large ones do not wait for the rest of the shard
+                writer.write(number, **_joined(found, dtype), pictures=np.concatenate(pictures))
             bar.update(rows.stop - rows.start)
     writer.close()
     if config.progress:
@@ -125,11 +128,10 @@ def _joined(found: list[EncodedRows], dtype: torch.dtype) -> dict[str, torch.Ten
     }
 
 
-def _pictures(found: list[EncodedRows], size: int) -> np.ndarray:
-    """Small upright pictures of all batches of a shard, (n, cameras, size, size, 3)."""
+def _pictures(part: EncodedRows, size: int) -> np.ndarray:
+    """Small upright pictures of a batch, (r, cameras, size, size, 3)."""
 
     def small(frame: np.ndarray) -> np.ndarray:
         return np.asarray(Image.fromarray(frame[::-1]).resize((size, size)))
 
-    rows = (views for part in found for views in zip(*part.frames.values(), strict=True))
-    return np.stack([[small(frame) for frame in views] for views in rows])
+    return np.stack([[small(frame) for frame in views] for views in zip(*part.frames.values(), strict=True)])
