@@ -1,5 +1,8 @@
 """VLA, encoder and learner give on a GPU what they give on the CPU; without a GPU the same code runs on the CPU."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -57,6 +60,34 @@ def test_updates_of_the_learner(device, compile_mode):
         torch.testing.assert_close(found.cpu(), value, atol=1e-4, rtol=1e-3, msg=name)
         moved += not torch.equal(value, before[name])
     assert moved > 10
+
+
+LEARN = """
+import hashlib, sys
+from rlt_gym.testing import FakeRLTokenVectorEnv
+from rlt_sb3 import RLT, GymnasiumVecEnv
+from rlt_sb3.experiment.environment import set_deterministic
+
+set_deterministic(True)
+env = GymnasiumVecEnv(FakeRLTokenVectorEnv(2, chunk_length=4, token_dim=16, seed=0))
+settings = dict(learning_starts=40, critic_warmup_updates=20, batch_size=32)
+model = RLT("MultiInputPolicy", env, seed=int(sys.argv[2]), device=sys.argv[1], **settings).learn(240)
+weights = b"".join(value.cpu().numpy().tobytes() for value in model.policy.state_dict().values())
+print(model._n_updates, hashlib.sha256(weights).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_equal_seeds_learn_equal_weights(device):
+    """In processes of their own, because torch must not have used the GPU before it is told to be deterministic."""
+
+    def learn(seed):
+        call = [sys.executable, "-W", "ignore", "-c", LEARN, device, str(seed)]
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.split()
+
+    one, again, other = learn(0), learn(0), learn(1)
+    assert one == again and one != other
+    assert int(one[0]) > 100
 
 
 @pytest.mark.cuda
