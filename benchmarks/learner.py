@@ -28,8 +28,8 @@ from rlt_sb3 import RLT, GymnasiumVecEnv
 CHUNK, NET = 8, [256, 256]
 
 
-def make_models(dim: int, batch: int, rows: int, device: str, compiled: str | None = None) -> dict[str, TD3]:
-    """Return models whose buffers are filled with the same number of rows; ``compiled``: torch.compile's mode."""
+def make_models(dim: int, batch: int, rows: int, device: str) -> dict[str, TD3]:
+    """Return models whose buffers are filled with the same number of rows."""
 
     def venv() -> GymnasiumVecEnv:
         return GymnasiumVecEnv(FakeRLTokenVectorEnv(4, chunk_length=CHUNK, token_dim=dim, seed=0))
@@ -38,7 +38,7 @@ def make_models(dim: int, batch: int, rows: int, device: str, compiled: str | No
     without = {"offset_search": False}  # the actor would not be updated while the search opens
     networks = {"net_arch": NET, "layer_norm": False, "n_critics": 2, "actor_q": "first", **without}
 
-    def equal_rlt(critic_precision: str = "float32", **more: str) -> RLT:
+    def equal_rlt(critic_precision: str = "float32", **more: bool) -> RLT:
         kwargs = networks | {"critic_precision": critic_precision, **more}
         return RLT("MultiInputPolicy", venv(), n_steps=1, critic_warmup_updates=0, policy_kwargs=kwargs, **shared)
 
@@ -48,8 +48,8 @@ def make_models(dim: int, batch: int, rows: int, device: str, compiled: str | No
         "bfloat16": equal_rlt(critic_precision="bfloat16"),
         "default": RLT("MultiInputPolicy", venv(), policy_kwargs=without, **shared),
     }
-    if compiled is not None:
-        models["compiled"] = equal_rlt(compile_mode=compiled)
+    if device != "cpu":
+        models["launched one by one"] = equal_rlt(cuda_graphs=False)
     for model in models.values():
         model.learn(rows)
     return models
@@ -89,20 +89,19 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2000, help="rows in the buffers")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--compile", default=None, metavar="MODE", help="one more: equal work with torch.compile")
     parser.add_argument("--out", default=None, help="JSON file for the numbers")
     args = parser.parse_args()
     th.set_num_threads(args.threads)
     print("updates per second of CPU time (median of rounds), ratio = RLT / TD3 of the same round\n")
     print(
         "| z_rl | batch | TD3 | RLT, equal work | ratio (lowest to highest) | operations | bfloat16 | ratio "
-        "| defaults | ratio |" + (" compiled | ratio |" if args.compile else "")
+        "| defaults | ratio |"
     )
-    print("|" + "---|" * (12 if args.compile else 10))
+    print("|" + "---|" * 10)
     results = []
     for dim in args.dims:
         for batch in args.batches:
-            models = make_models(dim, batch, args.rows, args.device, args.compile)
+            models = make_models(dim, batch, args.rows, args.device)
             times = measure(models, batch, args.updates, args.rounds)
             bound = operations(models["TD3"], batch) / operations(models["RLT"], batch)
             rates = {name: float(1.0 / np.median(values)) for name, values in times.items()}
@@ -111,7 +110,7 @@ def main() -> None:
             spread = f"({ratios['RLT'].min():.2f} to {ratios['RLT'].max():.2f})"
             cells = [dim, batch, f"{rates['TD3']:.0f}", f"{rates['RLT']:.0f}", f"**{mid['RLT']:.2f}** {spread}"]
             cells.append(f"{bound:.2f}")
-            for name in [name for name in ("bfloat16", "default", "compiled") if name in models]:
+            for name in ("bfloat16", "default"):
                 cells += [f"{rates[name]:.0f}", f"{mid[name]:.2f}"]
             print("|", " | ".join(map(str, cells)), "|", flush=True)
             results.append(

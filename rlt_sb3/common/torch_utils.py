@@ -1,10 +1,12 @@
 """Layers and operations that Stable-Baselines3 does not have."""
 
+import functools
 import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch as th
 from torch import nn
 from torch.nn import functional as F
@@ -118,8 +120,22 @@ def times_per_dimension(chunks: th.Tensor, factor: Any) -> th.Tensor:
     :param factor: a number, or one per action dimension (d,)
     :return: the chunks, every step's actions times the factor
     """
-    factor = th.as_tensor(factor, dtype=chunks.dtype, device=chunks.device)
-    return chunks * (factor if factor.ndim == 0 else factor.repeat(chunks.shape[1] // len(factor)))
+    numbers = np.asarray(factor, dtype=float)
+    of_step = constant(tuple(numbers.flatten().tolist()), chunks.dtype, chunks.device)
+    return chunks * (of_step[0] if numbers.ndim == 0 else of_step.repeat(chunks.shape[1] // len(numbers)))
+
+
+@functools.lru_cache(maxsize=256)
+def constant(numbers: tuple[float, ...], dtype: th.dtype, device: th.device) -> th.Tensor:
+    """
+    Return a tensor that is made once: each copy to a GPU would wait until the GPU has done its work.
+
+    :param numbers: the numbers
+    :param dtype: of the tensor
+    :param device: of the tensor
+    :return: the tensor (n,), not to be changed
+    """
+    return th.tensor(numbers, dtype=dtype, device=device)
 
 
 def polyak(online: th.nn.Module, target: th.nn.Module, tau: float) -> None:

@@ -29,7 +29,6 @@ from rlt_sb3.rlt.trained_vla import TrainedVLAFeatures, TrainVLA, VLATraining
 ACTOR_MODES = ("residual", "direct")
 ACTOR_Q = ("mean", "min", "first")
 PRECISIONS = ("auto", "float32", "bfloat16")
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 class RLTActor(Actor):
@@ -229,18 +228,7 @@ class RLTCritic(ContinuousCritic):
         """
         in_bfloat16 = self.precision == "bfloat16" or (self.precision == "auto" and has_bfloat16(actions.device))
         with th.autocast(actions.device.type, dtype=th.bfloat16, enabled=in_bfloat16):
-            return self.values(obs, actions, members)
-
-    def values(self, obs: TensorDict, actions: th.Tensor, members: th.Tensor | slice | None) -> th.Tensor:
-        """
-        Compute what :meth:`q_values` returns, in the precision that is set: the part that ``compile_mode`` compiles.
-
-        :param obs: as there
-        :param actions: as there
-        :param members: as there
-        :return: Q-values (members, B)
-        """
-        return self.ensemble(self.features_extractor(obs), members, actions).float()
+            return self.ensemble(self.features_extractor(obs), members, actions).float()
 
     def target_q(self, obs: TensorDict, actions: th.Tensor) -> th.Tensor:
         """
@@ -317,9 +305,9 @@ class RLTPolicy(TD3Policy):
     :param train_vla: train a copy of the VLA with critics and actor: ``part`` ("head", "lora" or "all"), ``rank``,
         ``learning_rate`` and ``imitation_coef`` of :class:`~rlt_sb3.rlt.trained_vla.TrainVLA`, ``{}`` for its defaults;
         None: the VLA stays frozen
-    :param compile_mode: compile actor and critics with ``torch.compile`` in this mode: "default", or "reduce-overhead"
-        for CUDA graphs; for a GPU, where the launches of such small networks take longer than their arithmetic. The
-        first updates take a minute; numbers differ from those without it by rounding. None: nothing is compiled
+    :param cuda_graphs: on a GPU, record updates as CUDA graphs: the launches of such small networks take longer than
+        their arithmetic. It has no effect where ``train_token``, ``train_vla``, ``gripper_critic``,
+        ``n_target_critics`` or another optimizer than fused Adam is used. False: operations are launched one by one
     :param token_input: False: networks see ``proprio`` without ``z_rl`` (ablation)
     :param reference_input: False: the actor's network does not see ``vla_ref`` (ablation)
     :param offset_search: training episodes with noise try a constant offset of the VLA's chunks; the actor adds the
@@ -364,7 +352,7 @@ class RLTPolicy(TD3Policy):
         gripper_critic: dict[str, Any] | None = None,
         train_token: dict[str, Any] | None = None,
         train_vla: dict[str, Any] | None = None,
-        compile_mode: str | None = None,
+        cuda_graphs: bool = True,
         token_input: bool = True,
         reference_input: bool = True,
         offset_search: dict[str, Any] | bool = True,
@@ -389,10 +377,9 @@ class RLTPolicy(TD3Policy):
         if gripper_critic is not None:
             explores = not isinstance(gripper_flip, str) and gripper_flip > 0.0
             require("gripper_flip", gripper_flip, explores, "a number > 0 with gripper_critic, which learns from it")
-            for name, value in (("train_token", train_token), ("train_vla", train_vla), ("compile_mode", compile_mode)):
+            for name, value in (("train_token", train_token), ("train_vla", train_vla)):
                 require(name, value, value is None, "None with gripper_critic")
-        known = compile_mode is None or compile_mode in COMPILE_MODES
-        require("compile_mode", compile_mode, known, f"None or one of {COMPILE_MODES}")
+        require("cuda_graphs", cuda_graphs, isinstance(cuda_graphs, bool), "True or False")
         require("act_with", act_with, act_with in ("target", "online"), "'target' or 'online'")
         copy: Any = None
         if train_token is not None or train_vla is not None:
@@ -400,7 +387,6 @@ class RLTPolicy(TD3Policy):
                 ("train_token", TrainedTokenFeatures) if train_vla is None else ("train_vla", TrainedVLAFeatures)
             )
             require("token_input", token_input, token_input, f"True with {trains}")
-            require("compile_mode", compile_mode, compile_mode is None, f"None with {trains}")
             name, allowed = features_extractor_class.__name__, f"left out with {trains}, which has its own"
             require("features_extractor_class", name, features_extractor_class in (RLTFeatures, own), allowed)
             features_extractor_class, further = own, dict(train_token or {})
@@ -431,7 +417,7 @@ class RLTPolicy(TD3Policy):
         self.gripper_flip, self.gripper_critic = gripper_flip, gripper_critic
         self.token_input, self.reference_input = token_input, reference_input
         self.offset_search, self.gripper = offset_search, gripper
-        self.critic_precision, self.layer_norm, self.compile_mode = critic_precision, layer_norm, compile_mode
+        self.critic_precision, self.layer_norm, self.cuda_graphs = critic_precision, layer_norm, cuda_graphs
         self.act_with, self.gated = act_with, gated
         self.share_features_extractor = False
         actor_arch, critic_arch = get_actor_critic_arch(self.net_arch)
@@ -459,8 +445,6 @@ class RLTPolicy(TD3Policy):
             self.actor_deployed, self.actor_on_trial = self._make_copies(), self._make_copies()
         for target in (self.actor_target, self.critic_target):
             target.requires_grad_(False)
-        if compile_mode is not None:
-            self._compile(compile_mode)
         self.gripper_training = None if gripper_critic is None else GripperTraining(self, lr_schedule)
         self.token_training = None if train_token is None else TokenTraining(self, lr_schedule)
         self.vla_training = None if train_vla is None else VLATraining(self, settings, lr_schedule)
@@ -470,19 +454,12 @@ class RLTPolicy(TD3Policy):
         del data["share_features_extractor"]
         names = (
             "critic_precision", "layer_norm", "actor_mode", "actor_q", "actor_tau", "actor_std", "gripper_flip",
-            "gripper_critic", "train_token", "train_vla", "compile_mode", "token_input", "reference_input",
+            "gripper_critic", "train_token", "train_vla", "cuda_graphs", "token_input", "reference_input",
             "offset_search", "gripper", "act_with", "gated",
         )  # fmt: skip
         data["features_extractor_kwargs"] = {k: v for k, v in self.features_extractor_kwargs.items() if k != "vla"}
         data["n_target_critics"] = self.critic_kwargs["n_target_critics"]
         return data | {name: getattr(self, name) for name in names}
-
-    def _compile(self, mode: str) -> None:
-        """Compile the networks of updates. Copies for trials and evaluation are small batches, and stay as they are."""
-        for critic in (self.critic, self.critic_target):
-            critic.values = th.compile(critic.values, mode=mode, dynamic=False)  # type: ignore[method-assign]
-        for actor in (self.actor, self.actor_target):
-            actor.forward = th.compile(actor.forward, mode=mode, dynamic=False)  # type: ignore[method-assign]
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         # RLT._sample_action adds the exploration noise
@@ -503,6 +480,20 @@ class RLTPolicy(TD3Policy):
         """The optimizers that follow the learning rate."""
         of_gripper = [] if self.gripper_training is None else [self.gripper_training.optimizer]
         return [self.actor.optimizer, self.critic.optimizer, *of_gripper]
+
+    @property
+    def can_record(self) -> bool:
+        """Whether :class:`~rlt_sb3.common.cuda_graphs.UpdateGraphs` can record what an update does."""
+        others = (self.gripper_training, self.token_training, self.vla_training)
+        n_targets = self.critic.n_target_critics
+        networks = (self.actor, self.actor_target, self.critic, self.critic_target)
+        return (
+            self.cuda_graphs
+            and all(other is None for other in others)
+            and (n_targets is None or n_targets >= self.critic.n_critics)  # drawing members waits for the GPU
+            and all(type(network.features_extractor) is RLTFeatures for network in networks)
+            and all(isinstance(one, th.optim.Adam) and one.defaults["fused"] for one in self.optimizers)
+        )
 
     @property
     def starts_at_vla(self) -> bool:

@@ -5,6 +5,7 @@ Long because its constructor documents 33 settings; the update itself is as shor
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from stable_baselines3.td3.td3 import TD3
 
 from rlt_sb3.common.chunk_off_policy import ChunkOffPolicyAlgorithm
 from rlt_sb3.common.chunk_outcome import ChunkOutcome, outcomes_of
+from rlt_sb3.common.cuda_graphs import UpdateGraphs
 from rlt_sb3.common.gated_policy import TASK, TaskActors, tasks_of
 from rlt_sb3.common.noise import unit_from_spread
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
@@ -139,6 +141,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
     actor: RLTActor
     actor_target: RLTActor
     critic: RLTCritic
+    _graphs: UpdateGraphs | None = None
     critic_target: RLTCritic
 
     def __init__(
@@ -510,7 +513,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         critic_stats: list[th.Tensor] = []
         actor_stats: list[th.Tensor] = []
         vla_stats: list[th.Tensor] = []
-        actor_tau = self.tau if self.policy.actor_tau is None else self.policy.actor_tau
+        graphs = self._make_graphs()
         width = int(getattr(self.critic.features_extractor, "features_dim", 1))
         if self.policy.token_training is not None or self.policy.vla_training is not None:
             width += spaces.flatdim(self.observation_space)
@@ -519,20 +522,19 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             count = min(at_once, gradient_steps - done)
             for batch in self.replay_buffer.sample_batches(count, batch_size, self._add_features):
                 self._n_updates += 1
-                if self.policy.compile_mode is not None:
-                    th.compiler.cudagraph_mark_step_begin()  # CUDA graphs may use the last update's memory again
-                critic_stats.append(self._update_critic(batch))
                 # counted over the life of the model: per call, calls with one update would never update the actor
-                if self._n_updates % self.policy_delay == 0:
-                    warming_up = self._warming_up
-                    if not (warming_up or self.search_opens) or self.policy.actor_mode == "direct":
-                        actor_stats.append(self._update_actor(batch, follow_q=not warming_up))
-                        if self.policy.token_training is not None:
-                            self.policy.token_training.copy_to_actor()
-                        if self.policy.vla_training is not None and not warming_up:
-                            vla_stats.append(self.policy.vla_training.step(batch.bc_target, self.action_unit))
-                        polyak(self.actor, self.actor_target, actor_tau)
-                    polyak(self.critic, self.critic_target, self.tau)
+                due = self._n_updates % self.policy_delay == 0
+                warming_up = self._warming_up
+                acts = due and (not (warming_up or self.search_opens) or self.policy.actor_mode == "direct")
+                pull = self._pull(batch.observations) if acts else 0.0
+                update = partial(self._update, copies=due, acts=acts, follow_q=not warming_up)
+                if graphs is None:
+                    found = update(batch, pull)
+                else:
+                    of_pull = th.full((), pull, device=self.device) if isinstance(pull, float) else pull
+                    found = graphs.run((due, acts, warming_up, *self._constants()), update, batch, of_pull)
+                for stats, of_update in zip((critic_stats, actor_stats, vla_stats), found, strict=False):
+                    stats.append(of_update)
 
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         if critic_stats:
@@ -551,6 +553,51 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             )  # fmt: skip
             for name, value in zip(actor_names, th.stack(actor_stats).mean(0).tolist(), strict=True):
                 self.logger.record_mean(f"train/{name}", value)
+
+    def _make_graphs(self) -> UpdateGraphs | None:
+        """Return what records updates as CUDA graphs, ready for the next ones; None where updates run one by one."""
+        if self.device.type != "cuda" or not self.policy.can_record:
+            return None
+        if self._graphs is None or self._graphs.networks[0] is not self.actor:
+            networks = (self.actor, self.actor_target, self.critic, self.critic_target)
+            self._graphs = UpdateGraphs(self.device, self.policy.optimizers, networks)
+        self._graphs.begin()
+        return self._graphs
+
+    def _constants(self) -> tuple[Any, ...]:
+        """Return the numbers and switches that a recorded update contains."""
+        owns = self.search is not None and self.search.owns_constants
+        return (
+            self.tau, self.policy.actor_tau, self.policy.actor_std, self.target_policy_noise, self.target_noise_clip,
+            self.q_bounds, self.reference_dropout, self.bc_failure_weight, self.corrects_gripper, self.gripper,
+            self.search is None, owns, tuple(self.action_unit.flatten().tolist()),
+        )  # fmt: skip
+
+    def _update(
+        self, batch: ChunkBatch, pull: float | th.Tensor, copies: bool, acts: bool, follow_q: bool
+    ) -> tuple[th.Tensor, ...]:
+        """
+        Carry out all that is due in one update.
+
+        :param batch: rows
+        :param pull: weight of the pull, a number or tensor () for all rows, or one per row (B, 1)
+        :param copies: the slow copies follow their networks
+        :param acts: also update the actor
+        :param follow_q: False leaves the actor only the pull towards the VLA's chunks
+        :return: what :meth:`_update_critic` returns, and after it, with ``acts``, what :meth:`_update_actor` and the
+            update of the VLA return
+        """
+        found = [self._update_critic(batch)]
+        if acts:
+            found.append(self._update_actor(batch, follow_q=follow_q, bc_coef=pull))
+            if self.policy.token_training is not None:
+                self.policy.token_training.copy_to_actor()
+            if self.policy.vla_training is not None and follow_q:
+                found.append(self.policy.vla_training.step(batch.bc_target, self.action_unit))
+            polyak(self.actor, self.actor_target, self.tau if self.policy.actor_tau is None else self.policy.actor_tau)
+        if copies:
+            polyak(self.critic, self.critic_target, self.tau)
+        return tuple(found)
 
     def _add_features(self, batch: ChunkBatch) -> None:
         """Compute the features of a batch once for all networks, where they have no parameters."""
@@ -632,12 +679,15 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
             training.activate()
         return loss
 
-    def _update_actor(self, batch: ChunkBatch, follow_q: bool = True) -> th.Tensor:
+    def _update_actor(
+        self, batch: ChunkBatch, follow_q: bool = True, bc_coef: float | th.Tensor | None = None
+    ) -> th.Tensor:
         """
         Update the actor on one batch.
 
         :param batch: rows
         :param follow_q: False leaves only the pull towards the VLA's chunks
+        :param bc_coef: weight of the pull, see :meth:`_update`; what it is now by default
         :return: loss, mean Q, mean squared distance to what pulls in units of ``action_scale``, mean distance per
             sample (norm over C*d, no units), the pull's weight, share of the rows that belong to successful episodes,
             share of the rows in which the pull reverses the gripper
@@ -666,8 +716,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         if follow_q and self.bc_failure_weight < 1.0:
             # not divided by the sum of the weights: in each row the pull must keep its size relative to Q
             squared = squared * (batch.successful + self.bc_failure_weight * (1.0 - batch.successful))
-        bc_coef = self._pull(observations)
-        loss = bc_coef * squared.mean() if isinstance(bc_coef, float) else (bc_coef * squared).mean()
+        bc_coef = self._pull(observations) if bc_coef is None else bc_coef
+        of_all = isinstance(bc_coef, float) or bc_coef.ndim == 0
+        loss = bc_coef * squared.mean() if of_all else (bc_coef * squared).mean()
         actor_q = th.zeros((), device=self.device)
         if follow_q:
             sampled = actions
@@ -700,6 +751,9 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         counts = self.task_chunks - self._opening_chunks
         of_tasks = th.tensor([self.bc_coef(int(count)) for count in counts], device=self.device)
         return observations[TASK].float() @ of_tasks[:, None]
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_graphs"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         networks, variables = super()._get_torch_save_params()

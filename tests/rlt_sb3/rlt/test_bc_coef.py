@@ -230,8 +230,8 @@ def test_a_schedule_in_chunks_ignores_the_length_of_training():
         log = seen[total] = {}
         original = model._update_actor
 
-        def spy(batch, follow_q=True, model=model, log=log, original=original):
-            stats = original(batch, follow_q)
+        def spy(batch, follow_q, bc_coef, model=model, log=log, original=original):
+            stats = original(batch, follow_q, bc_coef)
             log[model.num_timesteps] = stats[4].item()
             return stats
 

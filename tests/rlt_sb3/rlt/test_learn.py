@@ -87,9 +87,9 @@ def test_a_direct_actor_does_not_follow_critics_that_know_nothing():
     model = make_model(policy_kwargs={"actor_mode": "direct"}, learning_starts=16, critic_warmup_updates=20, utd=1.0)
     calls, original = [], model._update_actor
 
-    def watched(batch, follow_q=True):
+    def watched(batch, follow_q, bc_coef):
         calls.append((model._n_updates, follow_q))
-        return original(batch, follow_q)
+        return original(batch, follow_q, bc_coef)
 
     model._update_actor = watched
     model.learn(40)
