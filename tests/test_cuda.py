@@ -64,6 +64,23 @@ def test_updates_of_the_learner(device, graphs):
     assert recorded == (2 if device == "cuda" and graphs else 0)  # with and without the actor's update
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_batches_of_the_replay_buffer(device):
+    """Copies to a GPU run beside Python: many batches are drawn before the first one is read."""
+
+    def draw(on):
+        env = GymnasiumVecEnv(FakeRLTokenVectorEnv(2, chunk_length=4, token_dim=256, seed=0))
+        model = RLT("MultiInputPolicy", env, seed=0, device=on, learning_starts=1000).learn(300)
+        np.random.seed(0)
+        return [batch for _ in range(20) for batch in model.replay_buffer.sample_batches(5, 64)]
+
+    for expected, found in zip(draw("cpu"), draw(device), strict=True):
+        for one, other in zip(expected, found, strict=True):
+            for key in one if isinstance(one, dict) else [...]:
+                assert other[key].device.type == device
+                torch.testing.assert_close(other[key].cpu(), one[key], rtol=0, atol=0)
+
+
 LEARN = """
 import hashlib, sys
 from rlt_gym.testing import FakeRLTokenVectorEnv

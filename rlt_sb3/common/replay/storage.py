@@ -80,6 +80,12 @@ def split_batch(batch: ChunkBatch, count: int, size: int) -> list[ChunkBatch]:
     return [ChunkBatch(*values) for values in zip(*columns, strict=True)]
 
 
+def _to_device(values: np.ndarray, device: th.device) -> th.Tensor:
+    """Return a tensor of an array on a device. Nothing waits for a GPU, which copies it after what it does now."""
+    tensor = th.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
 class TransitionStorage:
     """
     A ring of slots, each with an observation and, once it is known, the chunk that was executed from there.
@@ -301,7 +307,7 @@ class TransitionStorage:
         following = self.next_slot[last].astype(np.int64)
 
         def column(values: np.ndarray) -> th.Tensor:
-            return th.as_tensor(values.astype(np.float32)[:, None], device=device)
+            return _to_device(values.astype(np.float32)[:, None], device)
 
         first, second = th.from_numpy(slots), th.from_numpy(following)
         observations, next_observations = self._observations(first, device), self._observations(second, device)
@@ -320,9 +326,9 @@ class TransitionStorage:
             dones=column(self.terminated[last]),
             rewards=column(totals),
             discounts=column(discounts),
-            mask=th.as_tensor(mask, device=device),
+            mask=_to_device(mask, device),
             bc_target=bc_target,
-            task_ids=th.as_tensor(self.task_ids[slots].astype(np.int64), device=device),
+            task_ids=_to_device(self.task_ids[slots].astype(np.int64), device),
             successful=column(self.successful[slots]),
         )
 
@@ -335,7 +341,7 @@ class TransitionStorage:
         taken_over = self.intervention[slots]
         if not taken_over.any():
             return reference
-        chosen = th.as_tensor(taken_over, device=device).repeat_interleave(self.action_dim, dim=1)
+        chosen = _to_device(taken_over, device).repeat_interleave(self.action_dim, dim=1)
         return th.where(chosen, actions, reference)
 
     def _observations(self, index: th.Tensor, device: th.device) -> TensorDict:
@@ -343,7 +349,10 @@ class TransitionStorage:
 
     @staticmethod
     def _take(array: np.ndarray, index: th.Tensor, device: th.device) -> th.Tensor:
-        taken = th.from_numpy(array).index_select(0, index).to(device)
+        rows = th.from_numpy(array)
+        # a GPU copies from pinned memory, which PyTorch uses again, by itself: nothing waits
+        place = th.empty((len(index), *rows.shape[1:]), dtype=rows.dtype, pin_memory=device.type == "cuda")
+        taken = th.index_select(rows, 0, index, out=place).to(device, non_blocking=True)
         return taken.float() if taken.dtype == th.float16 else taken
 
     # ------------------------------------------------------------------------------------------------- pickling
