@@ -64,7 +64,7 @@ class Mutation(NamedTuple):
 RLT, POLICIES, FEATURES, SETTINGS = "rlt/rlt.py", "rlt/policies.py", "rlt/features.py", "rlt/settings.py"
 OFF_POLICY, GATE, SEATS = "common/chunk_off_policy.py", "common/policy_gate.py", "common/gated_policy.py"
 CONTENDERS = "common/contenders.py"
-OFFSET = "rlt/offset.py"
+OFFSET, GRAPHS = "rlt/offset.py", "common/cuda_graphs.py"
 TRIALS, STATS = "common/trials.py", "common/stats.py"
 BIAS, NOISE, SCHEDULES = "common/value_bias.py", "common/noise.py", "common/schedules.py"
 OUTCOME, VEC_ENV, TORCH = "common/chunk_outcome.py", "common/vec_env.py", "common/torch_utils.py"
@@ -165,8 +165,20 @@ MUTATIONS = dict(enumerate([
              "difference = actions - bc_target", 'difference = actions - observations["vla_ref"].flatten(1)',
              "rlt/test_mutants.py"),
     Mutation("policy delay is counted in each call", RLT,
-             "if self._n_updates % self.policy_delay == 0:", "if len(critic_stats) % self.policy_delay == 0:",
+             "due = self._n_updates % self.policy_delay == 0", "due = (1 + len(critic_stats)) % self.policy_delay == 0",
              "rlt/test_learn.py"),
+    Mutation("a recorded update sees its first batch only", GRAPHS,
+             "th._foreach_copy_(places, given)", "pass", "common/test_cuda_graphs.py"),
+    Mutation("a recorded update keeps its learning rate", GRAPHS,
+             'rate.fill_(group["lr"])', 'rate.fill_(rate if self.recorded else group["lr"])',
+             "common/test_cuda_graphs.py"),
+    Mutation("a recorded update writes over what it returned", GRAPHS,
+             "tuple(result.clone() for result in results)", "tuple(results)", "common/test_cuda_graphs.py"),
+    Mutation("what was recorded is kept when optimizers are loaded", GRAPHS,
+             "if places != self._places:", "if not self._places:", "common/test_cuda_graphs.py"),
+    Mutation("updates with and without the actor are recorded as one", RLT,
+             "graphs.run((due, acts, warming_up, *self._constants())", "graphs.run((warming_up, *self._constants())",
+             "common/test_cuda_graphs.py"),
     Mutation("the actor's slow copy ignores actor_tau", RLT,
              "polyak(self.actor, self.actor_target, actor_tau)", "polyak(self.actor, self.actor_target, self.tau)",
              "rlt/test_updates.py"),

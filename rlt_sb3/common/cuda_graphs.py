@@ -11,19 +11,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch as th
+from torch.utils._pytree import tree_leaves, tree_map
 
-from rlt_sb3.common.replay.storage import ChunkBatch
-
-#: An update: batch and weight of the pull -> numbers for the log
-Update = Callable[[ChunkBatch, th.Tensor], tuple[th.Tensor, ...]]
+#: An update: any nest of tensors -> numbers for the log
+Update = Callable[..., tuple[th.Tensor, ...]]
 
 
 class UpdateGraphs:
     """
     Carries out updates, and records each kind of update as a CUDA graph after it has run a few times.
 
-    An update may read, besides its batch, only what keeps its place in memory (networks, optimizers' states, tensors)
-    or is part of its key (numbers, switches). Learning rates may change at any time.
+    An update may read, besides its arguments, only what keeps its place in memory (networks, optimizers' states,
+    tensors) or is part of its key (numbers, switches). Learning rates may change at any time.
 
     :param device: where the updates run
     :param optimizers: the optimizers that updates step, fused Adam or AdamW
@@ -60,26 +59,25 @@ class UpdateGraphs:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 rate.fill_(group["lr"])
 
-    def run(self, key: Hashable, update: Update, batch: ChunkBatch, pull: th.Tensor) -> tuple[th.Tensor, ...]:
+    def run(self, key: Hashable, update: Update, *arguments: Any) -> tuple[th.Tensor, ...]:
         """
         Carry out one update.
 
         :param key: everything that decides which operations the update has, and the numbers in them
         :param update: the update
-        :param batch: rows on :attr:`device`
-        :param pull: weight of the pull on :attr:`device`, () or (B, 1)
+        :param arguments: of the update: tensors on :attr:`device`, and dicts and tuples of them
         :return: what the update returns
         """
-        given = [*_tensors(batch), pull]
+        given = tree_leaves(arguments)
         key = (key, *((tensor.shape, tensor.dtype) for tensor in given))
         if key not in self.recorded:
             self.calls[key] = self.calls.get(key, 0) + 1
             if self.calls[key] <= self.WARM_UP:
-                return self._run(update, batch, pull)
-            own_batch, own_pull = _copy(batch), pull.clone()
+                return self._run(update, arguments)
+            own = tree_map(th.clone, arguments)
             with self._recordable():
-                replay, results = self._record(update, own_batch, own_pull)
-            self.recorded[key] = replay, [*_tensors(own_batch), own_pull], results
+                replay, results = self._record(update, own)
+            self.recorded[key] = replay, tree_leaves(own), results
         replay, places, results = self.recorded[key]
         th._foreach_copy_(places, given)
         replay()
@@ -99,35 +97,18 @@ class UpdateGraphs:
             for group, values in kept:
                 group.update(values)
 
-    def _run(self, update: Update, batch: ChunkBatch, pull: th.Tensor) -> tuple[th.Tensor, ...]:
+    def _run(self, update: Update, arguments: tuple[Any, ...]) -> tuple[th.Tensor, ...]:
         """Carry out an update on a stream of its own, as PyTorch asks for before a graph is recorded."""
         th.cuda.synchronize(self.device)
         with th.cuda.stream(th.cuda.Stream(self.device)):
-            results = update(batch, pull)
+            results = update(*arguments)
         th.cuda.synchronize(self.device)
         return results
 
-    def _record(
-        self, update: Update, batch: ChunkBatch, pull: th.Tensor
-    ) -> tuple[Callable[[], None], tuple[th.Tensor, ...]]:
+    def _record(self, update: Update, arguments: tuple[Any, ...]) -> tuple[Callable[[], None], tuple[th.Tensor, ...]]:
         """Record an update without carrying it out; return what carries it out, and where the results will be."""
         graph = th.cuda.CUDAGraph()
         # other threads of the process may use the GPU meanwhile
         with th.cuda.device(self.device), th.cuda.graph(graph, capture_error_mode="thread_local"):
-            results = update(batch, pull)
+            results = update(*arguments)
         return graph.replay, results
-
-
-def _tensors(batch: ChunkBatch) -> list[th.Tensor]:
-    """Return all tensors of a batch, in an order of their own."""
-    columns = (list(column.values()) if isinstance(column, dict) else [column] for column in batch)
-    return [tensor for column in columns for tensor in column]
-
-
-def _copy(batch: ChunkBatch) -> ChunkBatch:
-    """Return a copy of a batch."""
-    copies: dict[str, Any] = {}
-    for name, column in batch._asdict().items():
-        parts = column.items() if isinstance(column, dict) else ()
-        copies[name] = {key: tensor.clone() for key, tensor in parts} if parts else column.clone()
-    return ChunkBatch(**copies)

@@ -594,7 +594,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
                 self.policy.token_training.copy_to_actor()
             if self.policy.vla_training is not None and follow_q:
                 found.append(self.policy.vla_training.step(batch.bc_target, self.action_unit))
-            polyak(self.actor, self.actor_target, self.tau if self.policy.actor_tau is None else self.policy.actor_tau)
+            actor_tau = self.tau if self.policy.actor_tau is None else self.policy.actor_tau
+            polyak(self.actor, self.actor_target, actor_tau)
         if copies:
             polyak(self.critic, self.critic_target, self.tau)
         return tuple(found)

@@ -22,16 +22,20 @@ class ByHand(UpdateGraphs):
 
     replays = 0
 
-    def _run(self, update, batch, pull):
-        return update(batch, pull)
+    def _run(self, update, arguments):
+        return update(*arguments)
 
-    def _record(self, update, batch, pull):
+    def _record(self, update, arguments):
         results = []
 
         def replay():
             self.replays += 1
             with self._recordable():
-                results[:] = update(batch, pull)
+                found = update(*arguments)
+            if not results:
+                results[:] = [result.clone() for result in found]
+            for place, result in zip(results, found, strict=True):
+                place.copy_(result)  # as a graph: each time into the same places
 
         return replay, results
 
