@@ -141,8 +141,8 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
     actor: RLTActor
     actor_target: RLTActor
     critic: RLTCritic
-    _graphs: UpdateGraphs | None = None
     critic_target: RLTCritic
+    _graphs: UpdateGraphs | None = None
 
     def __init__(
         self,
@@ -558,7 +558,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         """Return what records updates as CUDA graphs, ready for the next ones; None where updates run one by one."""
         if self.device.type != "cuda" or not self.policy.can_record:
             return None
-        if self._graphs is None or self._graphs.networks[0] is not self.actor:
+        if self._graphs is None or self._graphs.optimizers != self.policy.optimizers:
             networks = (self.actor, self.actor_target, self.critic, self.critic_target)
             self._graphs = UpdateGraphs(self.device, self.policy.optimizers, networks)
         self._graphs.begin()
