@@ -148,7 +148,6 @@ def test_copies_and_files_have_it(tmp_path):
     [
         ({"gripper_critic": {}}, r"gripper_flip must be a number > 0 with gripper_critic"),
         ({"gripper_critic": {}, "gripper_flip": "auto"}, r"gripper_flip must be a number > 0 with gripper_critic"),
-        (SETTINGS | {"compile_mode": "default"}, "compile_mode must be None with gripper_critic"),
         (SETTINGS | {"gripper_critic": {"members": 2}}, r"gripper_critic\.members"),
         (SETTINGS | {"gripper_critic": {"n_critics": 0}}, r"gripper_critic\.n_critics must be an integer >= 1, got 0"),
         (SETTINGS | {"gripper_critic": {"margin": -1}}, r"gripper_critic\.margin must be a number >= 0, got -1"),
