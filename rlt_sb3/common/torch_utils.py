@@ -128,7 +128,7 @@ def times_per_dimension(chunks: th.Tensor, factor: Any) -> th.Tensor:
 @functools.lru_cache(maxsize=256)
 def constant(numbers: tuple[float, ...], dtype: th.dtype, device: th.device) -> th.Tensor:
     """
-    Return a tensor that is made once: each copy to a GPU would wait until the GPU has done its work.
+    Return the same tensor for the same numbers: copying them to a GPU each time would wait for the GPU each time.
 
     :param numbers: the numbers
     :param dtype: of the tensor

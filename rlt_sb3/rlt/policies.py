@@ -305,9 +305,10 @@ class RLTPolicy(TD3Policy):
     :param train_vla: train a copy of the VLA with critics and actor: ``part`` ("head", "lora" or "all"), ``rank``,
         ``learning_rate`` and ``imitation_coef`` of :class:`~rlt_sb3.rlt.trained_vla.TrainVLA`, ``{}`` for its defaults;
         None: the VLA stays frozen
-    :param cuda_graphs: on a GPU, record updates as CUDA graphs: the launches of such small networks take longer than
-        their arithmetic. It has no effect where ``train_token``, ``train_vla``, ``gripper_critic``,
-        ``n_target_critics`` or another optimizer than fused Adam is used. False: operations are launched one by one
+    :param cuda_graphs: on a GPU, record updates as CUDA graphs, because launching the operations of such small networks
+        one by one takes longer than computing them. It has no effect with ``train_token``, ``train_vla``,
+        ``gripper_critic``, ``n_target_critics``, another features extractor, or another optimizer than fused Adam.
+        False: operations are launched one by one
     :param token_input: False: networks see ``proprio`` without ``z_rl`` (ablation)
     :param reference_input: False: the actor's network does not see ``vla_ref`` (ablation)
     :param offset_search: training episodes with noise try a constant offset of the VLA's chunks; the actor adds the
@@ -482,16 +483,25 @@ class RLTPolicy(TD3Policy):
         return [self.actor.optimizer, self.critic.optimizer, *of_gripper]
 
     @property
+    def networks(self) -> tuple[RLTActor, RLTActor, RLTCritic, RLTCritic]:
+        """Actor and critics, each with its slow copy."""
+        return self.actor, self.actor_target, self.critic, self.critic_target
+
+    @property
+    def shares_features(self) -> bool:
+        """Whether the features have no parameters, so that all networks see the same ones."""
+        return all(type(network.features_extractor) is RLTFeatures for network in self.networks)
+
+    @property
     def can_record(self) -> bool:
         """Whether :class:`~rlt_sb3.common.cuda_graphs.UpdateGraphs` can record what an update does."""
         others = (self.gripper_training, self.token_training, self.vla_training)
         n_targets = self.critic.n_target_critics
-        networks = (self.actor, self.actor_target, self.critic, self.critic_target)
         return (
             self.cuda_graphs
+            and self.shares_features
             and all(other is None for other in others)
             and (n_targets is None or n_targets >= self.critic.n_critics)  # drawing members waits for the GPU
-            and all(type(network.features_extractor) is RLTFeatures for network in networks)
             and all(isinstance(one, th.optim.Adam) and one.defaults["fused"] for one in self.optimizers)
         )
 

@@ -559,8 +559,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
         if self.device.type != "cuda" or not self.policy.can_record:
             return None
         if self._graphs is None or self._graphs.optimizers != self.policy.optimizers:
-            networks = (self.actor, self.actor_target, self.critic, self.critic_target)
-            self._graphs = UpdateGraphs(self.device, self.policy.optimizers, networks)
+            self._graphs = UpdateGraphs(self.device, self.policy.optimizers, self.policy.networks)
         self._graphs.begin()
         return self._graphs
 
@@ -602,8 +601,7 @@ class RLT(ChunkOffPolicyAlgorithm, TD3):
 
     def _add_features(self, batch: ChunkBatch) -> None:
         """Compute the features of a batch once for all networks, where they have no parameters."""
-        networks = (self.actor, self.actor_target, self.critic, self.critic_target)
-        if all(type(network.features_extractor) is RLTFeatures for network in networks):
+        if self.policy.shares_features:
             with th.no_grad():
                 for observations in (batch.observations, batch.next_observations):
                     observations["features"] = self.actor.features_extractor(observations)

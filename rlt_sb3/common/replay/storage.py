@@ -81,7 +81,7 @@ def split_batch(batch: ChunkBatch, count: int, size: int) -> list[ChunkBatch]:
 
 
 def _to_device(values: np.ndarray, device: th.device) -> th.Tensor:
-    """Return a tensor of an array on a device. Nothing waits for a GPU, which copies it after what it does now."""
+    """Copy an array to a device. Python does not wait until a GPU has made its copy."""
     tensor = th.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
@@ -350,7 +350,7 @@ class TransitionStorage:
     @staticmethod
     def _take(array: np.ndarray, index: th.Tensor, device: th.device) -> th.Tensor:
         rows = th.from_numpy(array)
-        # a GPU copies from pinned memory, which PyTorch uses again, by itself: nothing waits
+        # A GPU copies from pinned memory while Python goes on. PyTorch keeps that memory and uses it again.
         place = th.empty((len(index), *rows.shape[1:]), dtype=rows.dtype, pin_memory=device.type == "cuda")
         taken = th.index_select(rows, 0, index, out=place).to(device, non_blocking=True)
         return taken.float() if taken.dtype == th.float16 else taken

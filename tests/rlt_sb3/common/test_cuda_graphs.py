@@ -13,6 +13,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from rlt_sb3 import RLT
 from rlt_sb3.common.cuda_graphs import UpdateGraphs
 from rlt_sb3.common.schedules import ChunkSchedule
+from rlt_sb3.rlt.features import RLTFeatures
 
 NETWORKS = {"net_arch": [16, 16], "critic_precision": "float32"}
 
@@ -45,8 +46,7 @@ def recording(model: RLT) -> RLT:
 
     def graphs():
         if model._graphs is None:
-            networks = (model.actor, model.actor_target, model.critic, model.critic_target)
-            model._graphs = ByHand(model.device, model.policy.optimizers, networks)
+            model._graphs = ByHand(model.device, model.policy.optimizers, model.policy.networks)
         model._graphs.begin()
         return model._graphs
 
@@ -114,12 +114,17 @@ def test_what_was_recorded_ends_with_the_places_it_knew(tmp_path):
         assert not group["capturable"] and isinstance(group["lr"], float)
 
 
+class OwnFeatures(RLTFeatures):
+    """Features of a user, which may do anything."""
+
+
 @pytest.mark.parametrize(
     ("networks", "expected"),
     [
         ({}, True),
         ({"cuda_graphs": False}, False),
         ({"n_target_critics": 2}, False),
+        ({"features_extractor_class": OwnFeatures}, False),
         ({"optimizer_class": th.optim.SGD}, False),
         ({"optimizer_kwargs": {"fused": False}}, False),
         ({"gripper_critic": {}, "gripper_flip": 0.1, "gripper": 3}, False),
@@ -129,6 +134,6 @@ def test_what_can_be_recorded(networks, expected):
     assert make_model(policy_kwargs=networks).policy.can_record is expected
 
 
-def test_a_switch_that_is_none_is_refused():
+def test_other_values_than_true_and_false_are_refused():
     with pytest.raises(ValueError, match="cuda_graphs must be True or False, got 'auto'"):
         make_model(policy_kwargs={"cuda_graphs": "auto"})
