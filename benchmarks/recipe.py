@@ -9,10 +9,10 @@ A settings file has the arguments of ``rlt train`` that all runs share (``common
 of each setting (``settings``), and ``seeds``. The first setting is the one that the others are compared with. A task
 that needs another Python environment has ``{python: FILE, arguments: ...}``. Runs are kept in ``--out``, are not
 repeated, and go on from their last checkpoint if they were interrupted. The frozen VLA of a task plays in its first
-run; later seeds, and settings with the same environment, take its outcomes from there. ``--tasks`` and ``--seeds``
-choose a part of the queue for this machine; ``--rows`` reads what ``--json`` of the other machines has written: those
-runs are in the tables, and are not repeated. As many run at once as there are cores, so that all cores are busy; start
-nothing else, or minutes mean little.
+run; later seeds, and settings with the same environment, take its outcomes from there. ``--tasks``, ``--only`` and
+``--seeds`` choose a part of the queue for this machine; ``--rows`` reads what ``--json`` of the other machines has
+written: those runs are in the tables, and are not repeated. As many run at once as there are cores, so that all cores
+are busy; start nothing else, or minutes mean little.
 
 The tables show, for each run, the frozen VLA and RLT on held-out states; the practicing actor on the selection states,
 the area under this curve, and how much practice it took to solve 30 points more than the VLA and 90 %. For each setting
@@ -55,7 +55,7 @@ class Run:
     :param folder: where ``rlt train`` keeps it
     :param python: interpreter that runs it
     :param arguments: of ``rlt train``
-    :param first: folder of the run with the first seed, and with the first setting of the same environment
+    :param same_vla: folders of runs in the same environment, in which the frozen VLA does what it does in this one
     """
 
     setting: str
@@ -64,7 +64,7 @@ class Run:
     folder: Path
     python: str
     arguments: tuple[str, ...]
-    first: Path
+    same_vla: tuple[Path, ...]
 
     @property
     def finished(self) -> bool:
@@ -82,8 +82,9 @@ class Run:
         if any(self.folder.glob("checkpoints/*/model.zip")):
             return [*train, "--resume", str(self.folder)]
         names = ["--out", str(self.folder.parent), "--name", self.folder.name, "--seed", str(self.seed)]
-        if self.first != self.folder and has_vla(self.first):
-            names += ["--evaluation.vla_of", str(self.first)]
+        known = next((run for run in self.same_vla if run != self.folder and has_vla(run)), None)
+        if known is not None:
+            names += ["--evaluation.vla_of", str(known)]
         return [*train, *self.arguments, *names, "--progress", "false"]
 
 
@@ -117,24 +118,27 @@ def read_settings(path: Path) -> dict[str, Any]:
     return {"common": data.get("common") or "", "seeds": data["seeds"], "tasks": tasks, "settings": data["settings"]}
 
 
-def queue(settings: dict[str, Any], out: Path) -> list[Run]:
+def queue(settings: dict[str, Any], out: Path, whole: dict[str, Any] | None = None) -> list[Run]:
     """
     List the runs of a settings file: all settings of a task and seed follow one another.
 
-    :param settings: of :func:`read_settings`
+    :param settings: of :func:`read_settings` or :func:`select`
     :param out: where runs are kept
+    :param whole: of :func:`read_settings`: runs that ``settings`` leaves out may have played the frozen VLA, too
     :return: the runs, in the order in which they are made
     """
     runs = []
+    whole = whole or settings
+    seeds = dict.fromkeys([*whole["seeds"], *settings["seeds"]])
     for seed in settings["seeds"]:
         for task, of_task in settings["tasks"].items():
             for setting, arguments in settings["settings"].items():
                 words = " ".join([settings["common"], of_task.get("arguments") or "", arguments or ""])
                 folder = out / folder_name(setting, task, seed)
-                played = setting if has_own_vla(arguments or "") else next(iter(settings["settings"]))
-                first = out / folder_name(played, task, settings["seeds"][0])
+                played = setting if has_own_vla(arguments or "") else next(iter(whole["settings"]))
+                same_vla = tuple(out / folder_name(played, task, other) for other in seeds)
                 python = of_task.get("python", sys.executable)
-                runs.append(Run(setting, task, seed, folder, python, tuple(shlex.split(words)), first))
+                runs.append(Run(setting, task, seed, folder, python, tuple(shlex.split(words)), same_vla))
     return runs
 
 
@@ -237,12 +241,13 @@ def main() -> None:
     args = parser.parse_args()
     try:
         load_rliable()  # its absence must not show after hours of runs
-        settings, elsewhere = select(read_settings(args.settings), args), made_elsewhere(args.rows)
+        whole = read_settings(args.settings)
+        settings, elsewhere = select(whole, args), made_elsewhere(args.rows)
     except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
     out = args.out or Path("runs") / args.settings.stem
     out.mkdir(parents=True, exist_ok=True)
-    runs = queue(settings, out)
+    runs = queue(settings, out, whole)
     if not args.table:
         with open(out / ".lock", "w") as lock:
             try:

@@ -97,6 +97,18 @@ def test_later_seeds_take_the_outcomes_of_the_frozen_vla(recipe, runs):
     assert runs[6].task == "two" and "--evaluation.vla_of" not in runs[6].command()
 
 
+def test_a_part_of_the_queue_takes_the_outcomes_that_another_part_has(recipe, runs, tmp_path):
+    whole = recipe.read_settings(tmp_path / "file.yaml")
+    one_setting = {"long returns": whole["settings"]["long returns"]}
+    later, alone = recipe.queue(whole | {"seeds": [7], "settings": one_setting}, tmp_path, whole)
+    assert (later.task, alone.task) == ("one", "two")
+    runs[4].folder.mkdir()  # the first setting with seed 1, which this part leaves out
+    (runs[4].folder / "evaluations.json").write_text(json.dumps(evaluations([1])))
+    words = later.command()
+    assert words[words.index("--evaluation.vla_of") + 1] == str(runs[4].folder)
+    assert "--evaluation.vla_of" not in alone.command()
+
+
 @pytest.mark.parametrize(
     ("arguments", "own"),
     [
