@@ -55,7 +55,7 @@ class Run:
     :param folder: where ``rlt train`` keeps it
     :param python: interpreter that runs it
     :param arguments: of ``rlt train``
-    :param same_vla: folders of runs in the same environment, in which the frozen VLA does what it does in this one
+    :param same_vla: folders of this run and of the others in which the frozen VLA does the same
     """
 
     setting: str
@@ -124,19 +124,21 @@ def queue(settings: dict[str, Any], out: Path, whole: dict[str, Any] | None = No
 
     :param settings: of :func:`read_settings` or :func:`select`
     :param out: where runs are kept
-    :param whole: of :func:`read_settings`: runs that ``settings`` leaves out may have played the frozen VLA, too
+    :param whole: of :func:`read_settings`, if ``settings`` is a part of it: runs of other parts may have played the
+        frozen VLA already
     :return: the runs, in the order in which they are made
     """
     runs = []
     whole = whole or settings
     seeds = dict.fromkeys([*whole["seeds"], *settings["seeds"]])
+    sharing = [setting for setting, arguments in whole["settings"].items() if not has_own_vla(arguments or "")]
     for seed in settings["seeds"]:
         for task, of_task in settings["tasks"].items():
             for setting, arguments in settings["settings"].items():
                 words = " ".join([settings["common"], of_task.get("arguments") or "", arguments or ""])
                 folder = out / folder_name(setting, task, seed)
-                played = setting if has_own_vla(arguments or "") else next(iter(whole["settings"]))
-                same_vla = tuple(out / folder_name(played, task, other) for other in seeds)
+                players = sharing if setting in sharing else [setting]
+                same_vla = tuple(out / folder_name(player, task, other) for other in seeds for player in players)
                 python = of_task.get("python", sys.executable)
                 runs.append(Run(setting, task, seed, folder, python, tuple(shlex.split(words)), same_vla))
     return runs

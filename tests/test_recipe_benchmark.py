@@ -109,6 +109,18 @@ def test_a_part_of_the_queue_takes_the_outcomes_that_another_part_has(recipe, ru
     assert "--evaluation.vla_of" not in alone.command()
 
 
+def test_settings_take_the_outcomes_from_one_another(recipe, runs, tmp_path):
+    """Where the first setting is left out, another one with the same environment has played the frozen VLA."""
+    first, other, later = runs[0], runs[1], runs[5]
+    assert (other.setting, other.task, later.setting, later.task) == ("long returns", "one", "long returns", "one")
+    other.folder.mkdir()
+    (other.folder / "evaluations.json").write_text(json.dumps(evaluations([1])))
+    for run in (first, later):
+        words = run.command()
+        assert words[words.index("--evaluation.vla_of") + 1] == str(other.folder)
+    assert "--evaluation.vla_of" not in other.command()
+
+
 @pytest.mark.parametrize(
     ("arguments", "own"),
     [
