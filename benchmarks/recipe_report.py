@@ -230,7 +230,8 @@ def figure(rows: list[dict[str, Any]], path: Path) -> None:
             if color == 0:
                 ax.axhspan(*curves[0]["vla_wilson_95"], color="0.9", zorder=0, label="frozen VLA, 95 % interval")
                 ax.axhline(curves[0]["vla"] / curves[0]["n"], color="0.5", linestyle="--")
-        ax.set(title=task, xlabel="action chunks of practice", ylim=(0, 1.02))
+        minutes = np.mean([row["robot_minutes"] for row in rows if row["task"] == task])
+        ax.set(title=task, xlabel=f"action chunks of practice, {minutes:.0f} robot minutes in all", ylim=(0, 1.02))
     axes[0, 0].legend(loc="lower right", fontsize=7)
     for ax in axes[:, 0]:
         ax.set_ylabel("selection states solved")

@@ -173,6 +173,7 @@ def test_learning_curves(report, tmp_path, monkeypatch):
     axes = drawn[0].axes[0]
     curve, vla = axes.lines
     assert axes.get_title() == "one" and curve.get_label() == "RLT, 2 seed(s)"
+    assert axes.get_xlabel() == "action chunks of practice, 2 robot minutes in all"
     assert curve.get_xydata().tolist() == [[0, 0.25], [100, 0.25], [200, 0.5]] and vla.get_ydata()[0] == 0.25
     corners = axes.collections[0].get_paths()[0].vertices.tolist()
     assert [100, 0.0] in corners and [100, 0.5] in corners
