@@ -164,17 +164,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(VARIANTS), choices=list(VARIANTS), metavar="VARIANT")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "fake_task.json")
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "fake_task.json")
     args = parser.parse_args()
     th.set_num_threads(1)
-    results = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    results = json.loads(args.json.read_text())["runs"] if args.json.exists() else []
+    args.json.parent.mkdir(parents=True, exist_ok=True)
     for seed in args.seeds:
         for name in args.only:
             if not any(entry["variant"] == name and entry["seed"] == seed for entry in results):
                 results.append(run(name, seed))
                 print(json.dumps(results[-1]), flush=True)
-                args.out.write_text(
+                args.json.write_text(
                     json.dumps({"command": "python benchmarks/fake_task.py", "runs": results}, indent=1)
                 )
     print(f"\n{table(results)}")

@@ -258,7 +258,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after this time, and report what was done")
     parser.add_argument("--num-envs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="write the table as JSON as well")
+    parser.add_argument("--json", type=Path, help="write the table as JSON as well")
     parser.add_argument("--be-a-parent", metavar="START", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.be_a_parent:
@@ -287,9 +287,9 @@ def main() -> int:
         f"{campaign.env.worker_restarts} restarts. Seconds: fault and three steps; for the parent, until its workers "
         "had ended."
     )
-    if arguments.out:
+    if arguments.json:
         content = {"injections": arguments.injections, "seed": arguments.seed, "faults": campaign.counts}
-        arguments.out.write_text(json.dumps(content, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
     return 1 if any(total[column] for column in columns[1:]) else 0
 
 

@@ -1,7 +1,7 @@
 """Break a policy server or Ray actors in use by LIBERO environments, and compare every row they still give.
 
     python benchmarks/faults_remote.py --mode server --injections 100
-    python benchmarks/faults_remote.py --mode ray --injections 30 --out rows.json
+    python benchmarks/faults_remote.py --mode ray --injections 30 --json rows.json
 
 Before any fault the environment plays some chunks without disturbance (mode "server": with the VLA in this process);
 afterwards every row must be the one of that play, bit for bit, wherever its episode stands. Mode "server": the VLA is
@@ -311,7 +311,7 @@ def main() -> int:
     parser.add_argument("--injections", type=int, default=100)
     parser.add_argument("--minutes", type=float, default=30.0, help="stop after this time, and report what was done")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="write the table as JSON as well")
+    parser.add_argument("--json", type=Path, help="write the table as JSON as well")
     arguments = parser.parse_args()
     logging.getLogger("rlt_gym").setLevel(logging.ERROR)  # it announces every restart
     warnings.filterwarnings("ignore", message="The VLA server at")
@@ -331,10 +331,10 @@ def main() -> int:
         print(f"| {name} | " + " | ".join(cells) + " |")
     print("| **all** | " + " | ".join(f"**{total[column]}**" for column in columns) + " | |")
     print(f"\n{campaign.rows} rows compared.")
-    if arguments.out:
+    if arguments.json:
         faults = {name: {column: counts[column] for column in columns} for name, counts in campaign.counts.items()}
         content = {"mode": arguments.mode, "seed": arguments.seed, "rows": campaign.rows, "faults": faults}
-        arguments.out.write_text(json.dumps(content, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
     return 1 if any(total[column] for column in columns[1:]) else 0
 
 

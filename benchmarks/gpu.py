@@ -1,7 +1,7 @@
 """
 What a GPU makes of each part: learner, a VLA of real size, RL token, EGL's pictures, and the whole loop.
 
-    python benchmarks/gpu.py --out benchmarks/results/gpu.json
+    python benchmarks/gpu.py --json benchmarks/results/gpu.json
     python benchmarks/gpu.py --device cpu --small        # tries every part without a GPU; the numbers mean little
 
 Times are wall times with the device's work awaited. Each part is a process of its own, with its peak of device memory;
@@ -199,7 +199,7 @@ def main() -> int:
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny networks and few repetitions")
-    parser.add_argument("--out", type=Path, help="JSON file for the numbers")
+    parser.add_argument("--json", type=Path, help="JSON file for the numbers")
     parser.add_argument("--only", choices=list(PARTS), help=argparse.SUPPRESS)  # in this process
     parser.add_argument("--draw", choices=("fast", "exact"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -226,8 +226,8 @@ def main() -> int:
             found[name] = json.loads(done.stdout.strip().splitlines()[-1])
         shown = found[name]["error"] if done.returncode else table(found[name])
         print(f"\n{PARTS[name].__doc__}\n\n{shown}", flush=True)
-        if arguments.out:
-            arguments.out.write_text(json.dumps(found, indent=2) + "\n")
+        if arguments.json:
+            arguments.json.write_text(json.dumps(found, indent=2) + "\n")
     return 1 if failed else 0
 
 

@@ -12,13 +12,12 @@ process, so that other processes do not count.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch as th
+from json_file import write_json
 from stable_baselines3 import TD3
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -89,7 +88,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2000, help="rows in the buffers")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", default=None, help="JSON file for the numbers")
+    parser.add_argument("--json", default=None, help="JSON file for the numbers")
     args = parser.parse_args()
     th.set_num_threads(args.threads)
     print("updates per second of CPU time (median of rounds), ratio = RLT / TD3 of the same round\n")
@@ -116,8 +115,7 @@ def main() -> None:
             results.append(
                 {"dim": dim, "batch": batch, "updates_per_cpu_second": rates, "ratio": mid, "operations": bound}
             )
-    if args.out:
-        Path(args.out).write_text(json.dumps({"arguments": vars(args), "results": results}, indent=2) + "\n")
+    write_json(args, results=results)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ and the GPU where there is one is not counted), and the ratio of the rates per s
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import time
@@ -32,6 +31,7 @@ from typing import Any
 import numpy as np
 import processes
 import torch
+from json_file import write_json
 
 from rlt_gym.cluster.connection import RayConfig, connected
 from rlt_gym.cluster.vector_env import RayVectorEnv
@@ -125,9 +125,7 @@ def main() -> None:
             ratio = f"{rate / (results['spawn']['steps'] / results['spawn']['wall']):.1f}"
         per_core = f"{found['steps'] / found['cpu']:.1f}" if found["cpu"] else ""
         print(f"| {mode} | {rate:.1f} | {per_core} | {ratio} |", flush=True)
-    if arguments.json:
-        shown = {key: str(value) for key, value in vars(arguments).items()}
-        arguments.json.write_text(json.dumps({"arguments": shown, "cores": cores, "results": results}, indent=2) + "\n")
+    write_json(arguments, cores=cores, results=results)
 
 
 if __name__ == "__main__":

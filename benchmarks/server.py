@@ -1,6 +1,6 @@
 """One VLA for many clients: observations per second and latency, with requests joined and with one call each.
 
-    python benchmarks/server.py --out benchmarks/results/server.json
+    python benchmarks/server.py --json benchmarks/results/server.json
     python benchmarks/server.py --clients 1,8 --seconds 1 --rounds 1
 
 The server is a process of its own, the clients are threads of this one; each asks for one observation at a time, over
@@ -11,7 +11,6 @@ are measured in turns. Rates per core-second count the CPU time of the server al
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import threading
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import processes
+from json_file import write_json
 
 WAYS = {"joined": 0.0, "one call each": None}
 
@@ -133,7 +133,7 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3, help="turns, of which the median is shown")
-    parser.add_argument("--out", type=Path, help="JSON file for the numbers")
+    parser.add_argument("--json", type=Path, help="JSON file for the numbers")
     arguments = parser.parse_args()
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     print(f"{arguments.vla} on {arguments.device}, {cores} cores, load {load:.1f} before the start\n")
@@ -169,10 +169,7 @@ def main() -> None:
         results.append({"clients": clients, **middle, "ratio": ratios})
     for server in servers.values():
         server.close()
-    if arguments.out:
-        settings = {key: str(value) for key, value in vars(arguments).items()}
-        content = {"arguments": settings, "cores": cores, "load_before": load, "results": results}
-        arguments.out.write_text(json.dumps(content, indent=2) + "\n")
+    write_json(arguments, cores=cores, load_before=load, results=results)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def run(*arguments):
 
 @pytest.mark.expensive
 def test_parts_on_the_cpu(tmp_path):
-    done = run("--device", "cpu", "--small", "--parts", "learner", "token", "--out", tmp_path / "gpu.json")
+    done = run("--device", "cpu", "--small", "--parts", "learner", "token", "--json", tmp_path / "gpu.json")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert found["device"] == "cpu" and found["learner"][0]["RLT / TD3"] > 0 and found["token"][0]["trained/s"] > 0
