@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from json_file import write_json
 
 from rlt_gym.libero.vector_env import LiberoVectorEnv
 from rlt_gym.workers.pool import WorkerError
@@ -287,9 +288,7 @@ def main() -> int:
         f"{campaign.env.worker_restarts} restarts. Seconds: fault and three steps; for the parent, until its workers "
         "had ended."
     )
-    if arguments.json:
-        content = {"injections": arguments.injections, "seed": arguments.seed, "faults": campaign.counts}
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    write_json(arguments, faults=campaign.counts)
     return 1 if any(total[column] for column in columns[1:]) else 0
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
 import multiprocessing
 import os
@@ -35,6 +34,7 @@ from typing import Any
 import numpy as np
 import psutil
 from faults import HANG_SECONDS, Hang, seconds_until_dead
+from json_file import write_json
 
 CHUNKS, TASK = 4, {"suite": "libero_goal", "task_ids": [1], "assets": "embedded"}
 SERVER_FAULTS = (
@@ -331,10 +331,8 @@ def main() -> int:
         print(f"| {name} | " + " | ".join(cells) + " |")
     print("| **all** | " + " | ".join(f"**{total[column]}**" for column in columns) + " | |")
     print(f"\n{campaign.rows} rows compared.")
-    if arguments.json:
-        faults = {name: {column: counts[column] for column in columns} for name, counts in campaign.counts.items()}
-        content = {"mode": arguments.mode, "seed": arguments.seed, "rows": campaign.rows, "faults": faults}
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    faults = {name: {column: counts[column] for column in columns} for name, counts in campaign.counts.items()}
+    write_json(arguments, rows=campaign.rows, faults=faults)
     return 1 if any(total[column] for column in columns[1:]) else 0
 
 

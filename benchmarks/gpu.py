@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from json_file import write_json
 
 HERE = Path(__file__).resolve().parent
 
@@ -213,7 +214,7 @@ def main() -> int:
         return 0
     cuda = torch.device(arguments.device).type == "cuda"
     found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if cuda else "cpu", "torch": torch.__version__, "small": arguments.small,
+        "device": torch.cuda.get_device_name() if cuda else "cpu", "torch": torch.__version__,
     }  # fmt: skip
     failed = []
     for name in arguments.parts:
@@ -226,8 +227,7 @@ def main() -> int:
             found[name] = json.loads(done.stdout.strip().splitlines()[-1])
         shown = found[name]["error"] if done.returncode else table(found[name])
         print(f"\n{PARTS[name].__doc__}\n\n{shown}", flush=True)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+        write_json(arguments, **found)
     return 1 if failed else 0
 
 

@@ -1,9 +1,9 @@
 """The file that ``--json`` of a benchmark names."""
 
 import argparse
-import json
-from pathlib import Path
 from typing import Any
+
+from rlt_gym.core import files
 
 
 def write_json(arguments: argparse.Namespace, **found: Any) -> None:
@@ -16,4 +16,4 @@ def write_json(arguments: argparse.Namespace, **found: Any) -> None:
     if not arguments.json:
         return
     settings = {name: value for name, value in vars(arguments).items() if name != "json"}
-    Path(arguments.json).write_text(json.dumps({"arguments": settings, **found}, indent=2, default=str) + "\n")
+    files.write_json(arguments.json, {"arguments": settings, **found})

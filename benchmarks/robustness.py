@@ -13,6 +13,8 @@ import argparse
 import json
 from pathlib import Path
 
+from json_file import write_json
+
 from rlt_gym.libero.worker.perturbations import KINDS
 from rlt_sb3.evaluation.compare import compare
 from rlt_sb3.evaluation.results import Evaluation
@@ -59,8 +61,7 @@ def main() -> None:
                           "rlt": ours.successes, "fixed": paired.fixed, "broken": paired.broken})  # fmt: skip
     print("\n| run | change | frozen VLA | RLT | fixed / broken | McNemar p |\n|" + "---|" * 6)
     print("\n".join(lines))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(shown, indent=2) + "\n")
+    write_json(arguments, rows=shown)
 
 
 def _cell(result: Evaluation) -> str:

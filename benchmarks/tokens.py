@@ -11,7 +11,6 @@ if the tokens fit into memory, the operating system's cache does.
 """
 
 import argparse
-import json
 import shutil
 import tempfile
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
+from json_file import write_json
 
 from rlt_gym.data.demo_set import DemoRows
 from rlt_gym.rl_token.token_shards import DTYPES, TokenShards, TokenWriter
@@ -111,10 +111,6 @@ def main() -> None:
     finally:
         shutil.rmtree(folder)
     result = {
-        "rows": args.rows,
-        "tokens": args.tokens,
-        "width": args.width,
-        "dtype": args.dtype,
         "formula_gb": formula / 1e9,
         "disk_gb": size / 1e9,
         "memory_mib": peak - before,
@@ -122,8 +118,7 @@ def main() -> None:
         "written_rows_per_second": args.rows / written,
         "read_rows_per_second": args.batches * args.batch_size / read,
     }
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(args, **result)
     memory, all_of_it = result["memory_mib"], result["in_memory_mib"]
     print(f"{args.rows} observations of {args.tokens} x {args.width} tokens, {args.dtype}")
     print(f"disk:   {size / 1e9:.2f} GB (formula {formula / 1e9:.2f} GB)")
