@@ -213,9 +213,7 @@ def main() -> int:
         print(json.dumps(PARTS[arguments.only](arguments.device, arguments.small)))
         return 0
     cuda = torch.device(arguments.device).type == "cuda"
-    found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if cuda else "cpu", "torch": torch.__version__,
-    }  # fmt: skip
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name() if cuda else "cpu", "torch": torch.__version__}
     failed = []
     for name in arguments.parts:
         call = [sys.executable, __file__, "--only", name, "--device", arguments.device]

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch as th
+from benchmark_command import run_benchmark
 from run_helpers import small
 
 from rlt_sb3.experiment.report import read_evaluations
@@ -68,8 +68,7 @@ def test_what_the_network_adds_is_compared_with_the_offset(actor_parts):
 
 
 def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path):
-    command = [sys.executable, ROOT / "benchmarks" / "actor_parts.py", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_benchmark("actor_parts", tmp_path)
     assert done.returncode == 2 and str(tmp_path) in done.stderr.splitlines()[-1]
 
 

@@ -2,13 +2,12 @@
 
 import importlib
 import json
-import subprocess
-import sys
 from math import erfc, sqrt
 from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmark_command import run_benchmark
 
 ROOT = Path(__file__).parent.parent
 
@@ -85,8 +84,7 @@ def test_places_on_libero(tmp_path):
     run = write_run(tmp_path / "run", [1, 0, 1, 0], [1, 1, 1, 0])
     found = []
     for name in ("a.json", "b.json"):
-        call = [sys.executable, ROOT / "benchmarks" / "placements.py", run, "--json", tmp_path / name]
-        done = subprocess.run(call, capture_output=True, text=True, timeout=300)
+        done = run_benchmark("placements", run, "--json", tmp_path / name)
         assert done.returncode == 0, done.stderr
         assert done.stdout == "Success does not depend on where one object stands.\n"  # four states cannot tell
         found.append(json.loads((tmp_path / name).read_text()))

@@ -2,12 +2,11 @@
 
 import importlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmark_command import run_benchmark
 from vla_helpers import write_demos
 
 from rlt_gym.rl_token.encode_tokens import EncodeTokensConfig, encode_tokens
@@ -57,24 +56,12 @@ def test_features_are_what_the_environment_shows(probes, demos, tmp_path, token)
 
 
 def test_the_command_as_a_user_runs_it(demos, tmp_path):
-    command = [
-        sys.executable,
-        "benchmarks/probes.py",
-        "--vla",
-        "mini",
-        "--demos",
-        str(demos),
-        "--tokens",
-        "auto",
-        "none",
-    ]
+    words = ["probes", "--vla", "mini", "--demos", demos, "--tokens", "auto", "none", "--solved", "9"]
     report = tmp_path / "probes.json"
-    done = subprocess.run(
-        [*command, "--solved", "9", "4", "--json", str(report)], cwd=ROOT, capture_output=True, text=True
-    )
+    done = run_benchmark(*words, "4", "--json", report)
     assert done.returncode == 0, done.stderr
     assert "| rank correlation, n = 2 |" in done.stdout and "| `none` |" in done.stdout
     content = json.loads(report.read_text())
     assert set(content["scores"]) == {"auto", "none"} and "phase of the episode" in content["rank_correlations"]
-    refused = subprocess.run([*command, "--solved", "9"], cwd=ROOT, capture_output=True, text=True)
+    refused = run_benchmark(*words)
     assert refused.returncode == 2 and "1 numbers for 2 tokens" in refused.stderr

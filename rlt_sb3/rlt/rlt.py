@@ -29,7 +29,6 @@ from rlt_sb3.common.torch_utils import AntiWindupClamp, polyak, times_per_dimens
 from rlt_sb3.common.vec_env import metadata_of
 from rlt_sb3.rlt.features import RLTFeatures, TensorDict, proprio_layout
 from rlt_sb3.rlt.gripper import GripperTrial, pull_gripper
-from rlt_sb3.rlt.offset import OffsetSearch
 from rlt_sb3.rlt.policies import RLTActor, RLTCritic, RLTPolicy
 from rlt_sb3.rlt.rollouts import RLTRollouts
 from rlt_sb3.rlt.settings import check_spaces, check_values, make_search
@@ -208,17 +207,16 @@ class RLT(RLTRollouts, TD3):
         self.reference_dropout = reference_dropout
         self.exploration_std = exploration_std
         self.correction_range = correction_range
-        self.gripper: int | None = None  # place of its command in an action, if the environment's robot has one
-        self.gripper_trial: GripperTrial | None = None
+        self.gripper = None
+        self.gripper_trial = None
         self.action_scale = action_scale
-        self._measured_unit: list[float] | None = None  # with action_scale="auto"
+        self._measured_unit = None
         self._vla_bytes = 0  # of a copy of the VLA that learns
         self.critic_warmup_updates = critic_warmup_updates
         self.q_bounds = q_bounds
-        self.search: OffsetSearch | None = None
-        self.search_opens = False  # whether all episodes with noise belong to it, and only the offset learns
-        #: chunks until the network began to learn, of all tasks or (tasks,): the pull's schedule begins there
-        self._opening_chunks: Any = 0
+        self.search = None
+        self.search_opens = False
+        self._opening_chunks = 0
         self._begin_counting(gate)
 
         if _init_setup_model:

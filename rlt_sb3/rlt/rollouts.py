@@ -23,8 +23,9 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
     """
     The part of :class:`~rlt_sb3.rlt.rlt.RLT` that chooses chunks and stores them.
 
-    Its settings are RLT's. In the warm-up it plays the VLA's own chunks, afterwards the actor's. Episodes that are no
-    trials of the gate have noise, and try other offsets and other commands of the gripper.
+    Its settings are RLT's, whose constructor makes what is declared here. In the warm-up it plays the VLA's own chunks,
+    and afterwards the actor's. Episodes that the gate counts have no noise. All others have noise, and they try other
+    offsets and other commands of the gripper.
     """
 
     policy: RLTPolicy
@@ -37,7 +38,9 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
     search: OffsetSearch | None
     #: whether all episodes with noise belong to the search, and only the offset learns
     search_opens: bool
+    #: what "auto" has found
     _measured_unit: list[float] | None
+    #: chunks until the network began to learn, of all tasks or (tasks,): the pull's schedule begins there
     _opening_chunks: Any
 
     @property
@@ -213,10 +216,10 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
     ) -> None:
         if not isinstance(self.env, CollectingVecEnv):
             infos = self.tell(infos, buffer_action, reward, dones)
+        outcomes = outcomes_of(infos, buffer_action, reward)
         if self.search is not None:
-            self._move_offsets(outcomes_of(infos, buffer_action, reward), dones)
+            self._move_offsets(outcomes, dones)
         if self.gripper_trial is not None and self.gripper_trial.trying:
-            outcomes = outcomes_of(infos, buffer_action, reward)
             stored = self.gripper_trial.step(outcomes, dones)
             infos = [
                 {**info, "outcome": replace(outcome, stored=bool(keep))}

@@ -1,0 +1,19 @@
+"""Benchmarks as a user runs them, in a process of their own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_benchmark(name, *arguments):
+    """
+    Run a file of ``benchmarks/`` in the repository's root.
+
+    :param name: of the file, without ``.py``
+    :param arguments: of its command line
+    :return: the finished process, with its output as text
+    """
+    call = [sys.executable, "-W", "ignore", f"benchmarks/{name}.py", *map(str, arguments)]
+    return subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=300)
