@@ -17,9 +17,12 @@ from benchmark_command import run_benchmark
             "60 observations of 4 x 8 tokens",
             {"disk_gb"},
         ),
-        ("throughput", "--envs 1 --seconds 1 --rounds 1", "| 1 | ", {"cores", "load", "results"}),
         pytest.param(
-            "faults", "--injections 2", "| SIGKILL of the parent | 1 |", {"faults"}, marks=pytest.mark.expensive
+            *("throughput", "--envs 1 --seconds 1 --rounds 1", "| 1 | ", {"cores", "load", "results"}),
+            marks=pytest.mark.expensive,
+        ),
+        pytest.param(
+            *("faults", "--injections 2", "| SIGKILL of the parent | 1 |", {"faults"}), marks=pytest.mark.expensive
         ),
     ],
 )

@@ -96,7 +96,7 @@ print(model._n_updates, hashlib.sha256(weights).hexdigest())
 """
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.expensive), DEVICES[1]])
 def test_equal_seeds_learn_equal_weights(device):
     """In processes of their own, because torch must not have used the GPU before it is told to be deterministic."""
 

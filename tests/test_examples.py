@@ -117,10 +117,18 @@ def test_commands_of_the_page_on_distillation(tmp_path, monkeypatch):
         parsed(line)
 
 
+#: What a test has practiced: runs that differ in task, VLA or name only would do it again
+PRACTICED = set()
+
+
 def train_shortened(config, out):
-    """The run that a configuration describes, shortened, on the environment without a simulator."""
+    """The run that a configuration describes, shortened, on the environment without a simulator; equal ones once."""
     config.check()
     env = config.env
+    practice = repr((config.algorithm, config.settings, env.num_envs, env.chunk_length, env.kwargs))
+    if practice in PRACTICED:
+        return
+    PRACTICED.add(practice)
     config.env = EnvConfig(id="FakeRLToken-v0", num_envs=env.num_envs, chunk_length=env.chunk_length, kwargs=env.kwargs)
     config.out = str(out)
     config.progress = False

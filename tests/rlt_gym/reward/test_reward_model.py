@@ -124,7 +124,7 @@ def test_from_rollouts_to_practice(tmp_path, monkeypatch):
     path = tmp_path / "reward.safetensors"
     settings = {"assets": "embedded", "train_episode_steps": 120}
     config = TrainRewardConfig(
-        suite="libero_goal", episodes=20, output=str(path), env_kwargs=settings, steps=50, progress=False
+        suite="libero_goal", episodes=10, output=str(path), env_kwargs=settings, steps=50, progress=False
     )
     assert train_reward(config) == path
     said = json.loads(path.with_suffix(".json").read_text())

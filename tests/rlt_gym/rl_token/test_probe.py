@@ -294,7 +294,7 @@ def test_a_token_of_shuffled_pictures_fails(trained, tmp_path, capsys):
 
 def test_probe_from_the_command_line_on_demonstrations(trained, tmp_path, monkeypatch):
     tiny_vla().save(tmp_path / "vla.safetensors")
-    words = ["probe", str(trained / "demos.safetensors"), "--demos", str(trained / "demos"), "--frame_stride", "1"]
+    words = ["probe", str(trained / "demos.safetensors"), "--demos", str(trained / "demos"), "--frame_stride", "2"]
     words += ["--vla", str(tmp_path / "vla.safetensors"), "--output", str(tmp_path / "p.html"), "--progress", "false"]
     assert main(words) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.html", "p.json", "vla.json", "vla.safetensors"]

@@ -67,6 +67,7 @@ def test_three_shards_are_one_evaluation(run, tmp_path, capsys):
 
 
 @pytest.mark.sim
+@pytest.mark.expensive
 def test_two_shards_on_libero_are_one_evaluation(tmp_path, capsys):
     """
     Two tasks, two initial states of each: what simulators see in parts of the states is what they see in all. There are
@@ -141,9 +142,9 @@ def by_module(run, tmp_path, monkeypatch):
 
 
 def test_checkpoints_at_once_are_those_one_after_the_other(by_module, capsys):
-    """Two processes, three checkpoints and the VLA, which the run has not played on as many states."""
-    command = ["eval", str(by_module), "--all-checkpoints", "--n_states", "9", "--progress=false"]
-    written = by_module / "eval-checkpoints-selection.json"
+    """Two processes, three checkpoints and the VLA, which the run has not played on as many states; chosen tasks."""
+    command = ["eval", str(by_module), "--all-checkpoints", "--n_states", "9", "--progress=false", "--tasks", "3", "5"]
+    written = by_module / "eval-checkpoints-selection-tasks-3-5.json"
     files, tables = [], []
     for more in ([], ["--max-parallel", "2"]):
         assert main([*command, *more]) == 0
@@ -153,6 +154,8 @@ def test_checkpoints_at_once_are_those_one_after_the_other(by_module, capsys):
     data = json.loads(files[0])
     assert list(data["checkpoints"]) == ["chunk-00000000", "chunk-00000040", "chunk-00000080"]
     assert data["vla"]["n"] == 9
+    for entry in (data["vla"], *data["checkpoints"].values()):
+        assert [row["task_id"] for row in entry["rows"]] == [3, 5, 3, 5, 3, 5, 3, 5, 3]
 
 
 def test_a_process_that_fails_ends_the_others(by_module, capsys):
@@ -241,7 +244,7 @@ def test_every_task_has_its_own_numbers(run, tmp_path, capsys):
             assert part["rows"] == [row for row in data["rows"] if row["task_id"] == int(task)]
 
 
-def test_tasks_are_chosen(run, by_module, capsys):
+def test_tasks_are_chosen(run, capsys):
     """The frozen VLA plays them, too: what the run has of it is of other states. Other files stay as they are."""
     evaluate_run(EvalConfig(run=str(run), progress=False))
     before = (run / "eval-best-eval.json").read_bytes()
@@ -253,11 +256,6 @@ def test_tasks_are_chosen(run, by_module, capsys):
         assert {task: part["n"] for task, part in data["per_task"].items()} == {"3": 3, "5": 3}
         assert [row["task_id"] for row in data["vla"]["rows"]] == [3, 5] * 3
     assert (run / "eval-best-eval.json").read_bytes() == before
-    command = ["eval", str(by_module), "--all-checkpoints", "--max-parallel", "2", "--tasks", "3", "5"]
-    assert main([*command, "--progress=false"]) == 0
-    table = json.loads((by_module / "eval-checkpoints-selection-tasks-3-5.json").read_text())
-    for entry in (table["vla"], *table["checkpoints"].values()):
-        assert [row["task_id"] for row in entry["rows"]] == [3, 5, 3, 5]
     capsys.readouterr()
     for bad in ("3,3", "[]"):
         assert main(["eval", str(run), "--tasks", bad]) == 2

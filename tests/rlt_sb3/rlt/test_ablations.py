@@ -49,6 +49,7 @@ def test_practice_on_the_fake_task_reaches_nine_in_ten():
     assert "| RLT | " in benchmark.table([result])
 
 
+@pytest.mark.expensive
 def test_every_variant_of_the_benchmark_gets_the_same_practice():
     benchmark = load_benchmark()
     wanted = {"no reference input", "no reference dropout", "no pull (bc_coef 0)", "chunk length 1"}
