@@ -16,7 +16,7 @@ from rlt_gym.vla.batches import run_vla
 from rlt_gym.vla.registry import load_vla
 
 pytest.importorskip("sklearn")
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

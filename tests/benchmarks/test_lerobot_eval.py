@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("psutil")
-PATH = Path(__file__).parents[1] / "benchmarks" / "lerobot_eval.py"
+PATH = Path(__file__).parents[2] / "benchmarks" / "lerobot_eval.py"
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from rlt_sb3.common.replay.storage import TransitionStorage
 from rlt_sb3.rlt.policies import RLTPolicy
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 OBS = spaces.Dict(
     z_rl=spaces.Box(-np.inf, np.inf, (3,), np.float32),
     proprio=spaces.Box(-np.inf, np.inf, (2,), np.float32),

@@ -16,7 +16,7 @@ from rlt_sb3.experiment.report import read_evaluations
 from rlt_sb3.experiment.train import train
 from tests.helpers.rlt_models import make_model, random_obs
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

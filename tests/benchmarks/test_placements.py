@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from benchmark_command import run_benchmark
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
