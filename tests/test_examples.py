@@ -1,6 +1,5 @@
 """Every example, every shipped configuration and every Python block of README and docs run, with small arguments."""
 
-import importlib.util
 import os
 import re
 import runpy
@@ -12,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmark_helpers import import_benchmark
 
 from rlt_sb3.cli.main import parse
 from rlt_sb3.experiment.algorithms import get_algorithm
@@ -156,9 +156,7 @@ def test_shipped_config(name, tmp_path):
 
 def queued_runs():
     """The runs of every settings file of benchmarks/recipe.py, one per task and setting."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")  # as when it is run as a script
-        recipe = importlib.import_module("recipe")
+    recipe = import_benchmark("recipe")
     files = sorted((ROOT / "benchmarks" / "recipes").glob("*.yaml"))
     assert files
     return [run for file in files for run in recipe.queue(recipe.read_settings(file) | {"seeds": [3]}, Path("runs"))]

@@ -1,28 +1,23 @@
 """benchmarks/actor_parts.py: the parts of an actor add up to what it plays."""
 
-import importlib
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch as th
-from benchmark_command import run_benchmark
+from benchmark_helpers import import_benchmark, run_benchmark
 from run_helpers import small
 
 from rlt_sb3.experiment.report import read_evaluations
 from rlt_sb3.experiment.train import train
 from tests.helpers.rlt_models import make_model, random_obs
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture
-def actor_parts(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # as when it is run as a script
-    return importlib.import_module("actor_parts")
+def actor_parts():
+    return import_benchmark("actor_parts")
 
 
 def test_parts_add_up(actor_parts):

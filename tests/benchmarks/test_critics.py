@@ -1,17 +1,14 @@
 """benchmarks/critics.py on made-up episodes whose outcome depends on the chunks, or does not."""
 
-import importlib
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch as th
+from benchmark_helpers import import_benchmark
 from gymnasium import spaces
 
 from rlt_sb3.common.replay.storage import TransitionStorage
 from rlt_sb3.rlt.policies import RLTPolicy
 
-ROOT = Path(__file__).parents[2]
 OBS = spaces.Dict(
     z_rl=spaces.Box(-np.inf, np.inf, (3,), np.float32),
     proprio=spaces.Box(-np.inf, np.inf, (2,), np.float32),
@@ -20,9 +17,8 @@ OBS = spaces.Dict(
 
 
 @pytest.fixture
-def critics(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # as when it is run as a script
-    return importlib.import_module("critics")
+def critics():
+    return import_benchmark("critics")
 
 
 def fill(episodes, decided_by):

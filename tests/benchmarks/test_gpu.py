@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from benchmark_command import run_benchmark
+from benchmark_helpers import run_benchmark
 
 
 @pytest.mark.expensive

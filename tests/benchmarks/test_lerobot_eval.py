@@ -1,24 +1,17 @@
 """The arithmetic of ``benchmarks/lerobot_eval.py``; its simulators and policies are played by hand."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmark_helpers import import_benchmark
 
 pytest.importorskip("psutil")
-PATH = Path(__file__).parents[2] / "benchmarks" / "lerobot_eval.py"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def benchmark():
-    spec = importlib.util.spec_from_file_location("lerobot_benchmark", PATH)
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(PATH.parent)  # as when it is run as a script
-        spec.loader.exec_module(module)
-    return module
+    return import_benchmark("lerobot_eval")
 
 
 def episode(success, steps):

@@ -1,21 +1,16 @@
 """benchmarks/placements.py: whose place success depends on, on made-up outcomes and on LIBERO."""
 
-import importlib
 import json
 from math import erfc, sqrt
-from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmark_command import run_benchmark
-
-ROOT = Path(__file__).parents[2]
+from benchmark_helpers import import_benchmark, run_benchmark
 
 
 @pytest.fixture
-def placements(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # as when it is run as a script
-    return importlib.import_module("placements")
+def placements():
+    return import_benchmark("placements")
 
 
 def write_run(folder, vla, rlt, **changes):

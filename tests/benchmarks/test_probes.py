@@ -1,12 +1,10 @@
 """benchmarks/probes.py: what RLT's networks read, and the rank correlation with what practice solves."""
 
-import importlib
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmark_command import run_benchmark
+from benchmark_helpers import import_benchmark, run_benchmark
 from vla_helpers import write_demos
 
 from rlt_gym.rl_token.encode_tokens import EncodeTokensConfig, encode_tokens
@@ -16,13 +14,11 @@ from rlt_gym.vla.batches import run_vla
 from rlt_gym.vla.registry import load_vla
 
 pytest.importorskip("sklearn")
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def probes(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # as when it is run as a script
-    return importlib.import_module("probes")
+def probes():
+    return import_benchmark("probes")
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,13 @@
 """benchmarks/recipe.py: its queue, what it resumes; recipe_report.py: its numbers against sums done by hand."""
 
-import importlib
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmark_helpers import import_benchmark
 
-ROOT = Path(__file__).parents[2]
 FILE = """
 common: --total_chunks 10
 seeds: [0, 1]
@@ -22,15 +21,13 @@ settings:
 
 
 @pytest.fixture
-def recipe(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # as when it is run as a script
-    return importlib.import_module("recipe")
+def recipe():
+    return import_benchmark("recipe")
 
 
 @pytest.fixture
-def report(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("recipe_report")
+def report():
+    return import_benchmark("recipe_report")
 
 
 @pytest.fixture

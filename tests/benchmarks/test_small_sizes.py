@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from benchmark_command import run_benchmark
+from benchmark_helpers import run_benchmark
 
 
 @pytest.mark.parametrize(
@@ -11,12 +11,6 @@ from benchmark_command import run_benchmark
     [
         ("learner", "--dims 8 --batches 16 --updates 2 --rounds 1 --rows 60", "| 8 | 16 |", {"results"}),
         ("server", "--clients 1,2 --seconds 0.5 --rounds 1", "| 2 | ", {"cores", "load_before", "results"}),
-        (
-            "tokens",
-            "--rows 60 --tokens 4 --width 8 --rows_per_shard 20 --batches 2 --batch_size 8",
-            "60 observations of 4 x 8 tokens",
-            {"disk_gb"},
-        ),
         pytest.param(
             *("throughput", "--envs 1 --seconds 1 --rounds 1", "| 1 | ", {"cores", "load", "results"}),
             marks=pytest.mark.expensive,

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmark_helpers import run_benchmark
 from safetensors.torch import load_file, save_file
 from vla_helpers import tiny_vla, write_demos
 
@@ -19,8 +20,6 @@ from rlt_gym.rl_token.pretrain import PretrainTokenConfig, pretrain_token
 from rlt_gym.rl_token.token_shards import TokenShards
 from rlt_gym.testing import FakeVLA
 from rlt_sb3.cli.main import main
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -335,16 +334,14 @@ def test_memory_does_not_grow_with_the_number_of_rows(tmp_path):
 
 
 def test_the_benchmark_prints_the_size_beside_its_formula(tmp_path):
-    command = [sys.executable, "benchmarks/tokens.py", "--folder", str(tmp_path), "--json", str(tmp_path / "n.json")]
-    small = ["--rows", "300", "--tokens", "20", "--width", "32", "--rows_per_shard", "70", "--batches", "3"]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    options = {"capture_output": True, "text": True, "cwd": ROOT, "env": environ, "timeout": 300}
-    done = subprocess.run([*command, *small], check=True, **options)
-    assert "formula" in done.stdout
+    words = ["tokens", "--folder", tmp_path, "--json", tmp_path / "n.json"]
+    small = "--rows 300 --tokens 20 --width 32 --rows_per_shard 70 --batches 3".split()
+    done = run_benchmark(*words, *small)
+    assert done.returncode == 0 and "formula" in done.stdout, done.stderr
     found = json.loads((tmp_path / "n.json").read_text())
     assert found["formula_gb"] == 300 * 20 * 32 * 2 / 1e9 and [path.name for path in tmp_path.iterdir()] == ["n.json"]
     assert 0 < found["disk_gb"] - found["formula_gb"] - 300 * (20 + 64 * 64 * 3) / 1e9 < 1e-4, (
         "masks and pictures beside"
     )
-    refused = subprocess.run([*command, "--rows", "10000000"], **options)
+    refused = run_benchmark(*words, "--rows", "10000000")
     assert refused.returncode == 2 and "35328 GB are needed" in refused.stderr

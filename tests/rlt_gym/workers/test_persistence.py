@@ -1,12 +1,11 @@
 """Workers stay: an episode costs no process, no simulator and no memory. What that memory is, a benchmark tells."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from benchmark_helpers import run_benchmark
 
 from rlt_gym.libero.vector_env import LiberoVectorEnv
 
@@ -46,8 +45,7 @@ def test_a_hundred_resets_in_the_same_process_with_the_same_simulator():
 @pytest.mark.sim
 def test_the_report_of_memory_and_parameters():
     """The command behind the table in docs/guide/workers.md, with one environment."""
-    command = [sys.executable, "benchmarks/workers.py", "--envs", "1", "--render", "fast"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = run_benchmark("workers", "--envs", "1", "--render", "fast")
     assert done.returncode == 0, done.stderr
     (row,) = re.findall(r"^\| 1 \| (.*) \|$", done.stdout, re.MULTILINE)
     *cells, gpu = row.split(" | ")

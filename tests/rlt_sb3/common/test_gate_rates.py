@@ -1,22 +1,13 @@
 """How often the gate errs in whole runs: a small version of ``benchmarks/gate.py``."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from benchmark_helpers import import_benchmark
 
 
 @pytest.fixture(scope="module")
 def benchmark():
-    path = Path(__file__).resolve().parents[3] / "benchmarks/gate.py"
-    spec = importlib.util.spec_from_file_location("gate_benchmark", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look themselves up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    return import_benchmark("gate")
 
 
 def deployed(benchmark, vla, actor, n_envs, runs, auditions=0, **settings) -> float:

@@ -1,12 +1,10 @@
 """Every switch of the paper's ablations takes away what it says, and nothing else; the fake task shows what for."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 import torch as th
+from benchmark_helpers import import_benchmark
 from rlt_models import Numpy, fast, make_model, make_venv, oracle_model, random_obs, to_numpy
-from run_helpers import ROOT
 from stable_baselines3.common.callbacks import BaseCallback
 
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
@@ -16,15 +14,6 @@ from rlt_gym.rl_token.untrained import MeanToken
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_sb3 import RLT, GymnasiumVecEnv
 
-
-def load_benchmark():
-    path = ROOT / "benchmarks" / "fake_task.py"
-    spec = importlib.util.spec_from_file_location("fake_task", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 # ---------------------------------------------------------------- the fake task
 
 
@@ -33,7 +22,7 @@ def test_practice_on_the_fake_task_reaches_nine_in_ten():
     One seed of ``benchmarks/fake_task.py``: the VLA solves half, the policy starts there, ends above 90 %, and is not
     below the VLA on the way.
     """
-    benchmark = load_benchmark()
+    benchmark = import_benchmark("fake_task")
     on_the_way = []
 
     class Evaluate(BaseCallback):
@@ -51,7 +40,7 @@ def test_practice_on_the_fake_task_reaches_nine_in_ten():
 
 @pytest.mark.expensive
 def test_every_variant_of_the_benchmark_gets_the_same_practice():
-    benchmark = load_benchmark()
+    benchmark = import_benchmark("fake_task")
     wanted = {"no reference input", "no reference dropout", "no pull (bc_coef 0)", "chunk length 1"}
     wanted |= {"no RL token (proprio only)", "time-outs taken for terminals"}
     assert wanted <= set(benchmark.VARIANTS)

@@ -1,8 +1,11 @@
-"""Benchmarks as a user runs them, in a process of their own."""
+"""Benchmarks as a user runs them, in a process of their own, and their functions."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,3 +20,15 @@ def run_benchmark(name, *arguments):
     """
     call = [sys.executable, "-W", "ignore", f"benchmarks/{name}.py", *map(str, arguments)]
     return subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def import_benchmark(name):
+    """
+    Import a file of ``benchmarks/``, which finds the files beside it as when it is run.
+
+    :param name: of the file, without ``.py``
+    :return: the module
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        return importlib.import_module(name)
