@@ -1,6 +1,6 @@
 """How well runs do in changed scenes: frozen VLA and RLT on the same states, one kind of change at a time.
 
-    python benchmarks/robustness.py runs/demo --n_states 50
+    python benchmarks/robustness.py runs/demo --n-states 50
     python benchmarks/robustness.py runs/demo runs/goal6 --kinds light camera --strengths 0.5 1 --json robustness.json
 
 It calls ``rlt eval RUN --perturbations {KIND: STRENGTH}`` for each kind of ``rlt_gym.libero.worker.perturbations``, for
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS, "all"], default=[*KINDS, "all"])
     parser.add_argument("--strengths", nargs="+", type=float, default=[1.0])
-    parser.add_argument("--n_states", type=int, default=100)
+    parser.add_argument("--n-states", type=int, default=100)
     parser.add_argument("--split", choices=["eval", "selection"], default="eval")
     parser.add_argument("--json", type=Path, help="file for the numbers")
     arguments = parser.parse_args()

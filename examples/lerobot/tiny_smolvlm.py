@@ -107,7 +107,7 @@ def write_backbone(folder: str, image_size: int, patch: int, vision: tuple[int, 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder")
-    parser.add_argument("--image_size", type=int, default=64)
+    parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--patch", type=int, default=8)
     parser.add_argument("--vision", type=int, nargs=2, default=(64, 2), metavar=("WIDTH", "LAYERS"))
     parser.add_argument("--text", type=int, nargs=2, default=(128, 3), metavar=("WIDTH", "LAYERS"))

@@ -335,7 +335,7 @@ def test_memory_does_not_grow_with_the_number_of_rows(tmp_path):
 
 def test_the_benchmark_prints_the_size_beside_its_formula(tmp_path):
     words = ["tokens", "--folder", tmp_path, "--json", tmp_path / "n.json"]
-    small = "--rows 300 --tokens 20 --width 32 --rows_per_shard 70 --batches 3".split()
+    small = "--rows 300 --tokens 20 --width 32 --rows-per-shard 70 --batches 3".split()
     done = run_benchmark(*words, *small)
     assert done.returncode == 0 and "formula" in done.stdout, done.stderr
     found = json.loads((tmp_path / "n.json").read_text())
