@@ -32,7 +32,10 @@ def test_numbers_and_arguments_are_written(tmp_path, name, arguments, shown, num
 
 @pytest.mark.parametrize(
     ("name", "arguments", "shown"),
-    [("buffer", "--rows 300 --dim 8", "SB3 / ours ="), ("gate", "--runs 5 --num-envs 1", "| ")],
+    [
+        ("buffer", "--rows 300 --dim 8", "SB3 / ours ="),
+        pytest.param(*("gate", "--runs 5 --num-envs 1", "| "), marks=pytest.mark.expensive),
+    ],
 )
 def test_benchmarks_without_a_file_of_numbers_print_them(name, arguments, shown):
     done = run_benchmark(name, *arguments.split())

@@ -132,7 +132,13 @@ def test_trials_are_the_episodes_that_were_played_without_noise():
     assert [trial.success for trial in gate.trials.trials] == [success for *_, success in tried][:12]
 
 
-@pytest.mark.parametrize("resets", [None, Resets(every=100)], ids=["one reset", "many resets"])
+@pytest.mark.parametrize(
+    "resets",
+    [
+        pytest.param(None, id="one reset"),
+        pytest.param(Resets(every=100), id="many resets", marks=pytest.mark.expensive),
+    ],
+)
 def test_the_search_counts_the_offsets_that_collectors_have_tried(resets):
     """The network does not learn yet, so what is played is the VLA's chunk and the offset of the episode."""
     settings = {"net_arch": [32, 32], "offset_search": {"opening": 1000, "memory": 200}}

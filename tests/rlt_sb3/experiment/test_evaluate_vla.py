@@ -344,20 +344,17 @@ def test_files_that_are_no_evaluation(tmp_path, monkeypatch, capsys, command, te
 
 @pytest.mark.sim
 def test_on_libero(tmp_path, monkeypatch):
-    """Two tasks, two states each: resumed and as an RL token's environment plays them, all the same."""
+    """Two tasks, two states each: interrupted and resumed it is what an RL token's environment plays at once."""
     monkeypatch.chdir(tmp_path)
     command = [
         "eval", "--vla", "mini", "--suites", "libero_goal", "--tasks", "1", "8", "--episodes", "2", "--num-envs", "2",
         "--max-episode-steps", "88", "--assets", "embedded", "--progress=false",
     ]  # fmt: skip
-    assert main([*command, "--out", "whole.json"]) == 0
-    whole = load("whole.json")
     with monkeypatch.context() as patch:
         stopping(patch, after=13)
-        assert main([*command, "--out", "part.json"]) == 130
-    assert 0 < len(load("part.json")["suites"]["libero_goal"]["rows"]) < 4
-    assert main([*command, "--out", "part.json"]) == 0
-    assert Path("part.json").read_text() == Path("whole.json").read_text().replace("whole-films", "part-films")
+        assert main([*command, "--out", "a.json"]) == 130
+    assert 0 < len(load("a.json")["suites"]["libero_goal"]["rows"]) < 4
+    assert main([*command, "--out", "a.json"]) == 0
     env = gym.make_vec(
         "RLToken-LIBERO-v0", num_envs=2, suite="libero_goal", task_ids=[1, 8], max_episode_steps=88, vla="mini",
         assets="embedded", seed=0,
@@ -366,7 +363,7 @@ def test_on_libero(tmp_path, monkeypatch):
         rows = evaluate("vla", env, 4).to_dict()["rows"]
     finally:
         env.close()
-    assert whole["suites"]["libero_goal"]["rows"] == rows
+    assert load("a.json")["suites"]["libero_goal"]["rows"] == rows
     assert {row["success"] for row in rows} == {True, False}
 
 
