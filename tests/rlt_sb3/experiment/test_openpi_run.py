@@ -44,8 +44,9 @@ def test_it_is_trained_evaluated_and_served(algorithm, tmp_path, server, monkeyp
     )
     monkeypatch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
     config = config_of(tmp_path, server, algorithm=algorithm, evaluation=EvalSettings(2, 2, 40, videos=False))
-    if "learning_starts" in {setting.name for setting in get_algorithm(algorithm).settings()}:
-        config.settings["learning_starts"] = 20
+    known = {setting.name for setting in get_algorithm(algorithm).settings()}
+    few = {"learning_starts": 20, "critic_warmup_updates": 5}
+    config.settings.update({name: value for name, value in few.items() if name in known})
     run = train(config).run
     stored = json.loads((run / "evaluations.json").read_text())["fingerprint"]
     assert stored["vla"].startswith("openpi-") and len(stored["rl_token"]) == 64
