@@ -108,9 +108,11 @@ def test_nothing_changes_when_shortcuts_are_switched_off(assets, tmp_path):
     expected = played(assets, tmp_path / "exact", render="exact")
     assert {name.split()[-1] for name in expected} >= {"agentview", "wrist", "proprio", "inner_wrist"}
     assert all(len(expected[f"states of {number}"]) > 5 * 40 for number in range(2))
-    found = played(assets, tmp_path / "off", render="stock", compiled=False)
-    assert found.keys() == expected.keys()
-    assert not [name for name in expected if not np.array_equal(found[name], expected[name])]
+    for name, switches in (("stock", {"render": "stock"}), ("both", {"render": "stock", "compiled": False})):
+        found = played(assets, tmp_path / name, **switches)
+        assert found.keys() == expected.keys()
+        different = [name for name in expected if not np.array_equal(found[name], expected[name])]
+        assert not different, (switches, different)
 
 
 @pytest.mark.sim

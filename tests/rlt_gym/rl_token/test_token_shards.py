@@ -343,5 +343,6 @@ def test_the_benchmark_prints_the_size_beside_its_formula(tmp_path):
     assert 0 < found["disk_gb"] - found["formula_gb"] - 300 * (20 + 64 * 64 * 3) / 1e9 < 1e-4, (
         "masks and pictures beside"
     )
+    assert found["arguments"]["rows_per_shard"] == 70 and "json" not in found["arguments"]
     refused = run_benchmark(*words, "--rows", "10000000")
     assert refused.returncode == 2 and "35328 GB are needed" in refused.stderr

@@ -342,19 +342,21 @@ def test_files_that_are_no_evaluation(tmp_path, monkeypatch, capsys, command, te
     assert error.startswith(f"rlt {command[0]}: {message}") and error.count("\n") == 1 and "Error" not in error
 
 
+ON_LIBERO = [
+    "eval", "--vla", "mini", "--suites", "libero_goal", "--tasks", "1", "8", "--episodes", "2", "--num-envs", "2",
+    "--max-episode-steps", "88", "--assets", "embedded", "--progress=false",
+]  # fmt: skip
+
+
 @pytest.mark.sim
 def test_on_libero(tmp_path, monkeypatch):
     """Two tasks, two states each: interrupted and resumed it is what an RL token's environment plays at once."""
     monkeypatch.chdir(tmp_path)
-    command = [
-        "eval", "--vla", "mini", "--suites", "libero_goal", "--tasks", "1", "8", "--episodes", "2", "--num-envs", "2",
-        "--max-episode-steps", "88", "--assets", "embedded", "--progress=false",
-    ]  # fmt: skip
     with monkeypatch.context() as patch:
         stopping(patch, after=13)
-        assert main([*command, "--out", "a.json"]) == 130
-    assert 0 < len(load("a.json")["suites"]["libero_goal"]["rows"]) < 4
-    assert main([*command, "--out", "a.json"]) == 0
+        assert main([*ON_LIBERO, "--out", "part.json"]) == 130
+    assert 0 < len(load("part.json")["suites"]["libero_goal"]["rows"]) < 4
+    assert main([*ON_LIBERO, "--out", "part.json"]) == 0
     env = gym.make_vec(
         "RLToken-LIBERO-v0", num_envs=2, suite="libero_goal", task_ids=[1, 8], max_episode_steps=88, vla="mini",
         assets="embedded", seed=0,
@@ -363,8 +365,25 @@ def test_on_libero(tmp_path, monkeypatch):
         rows = evaluate("vla", env, 4).to_dict()["rows"]
     finally:
         env.close()
-    assert load("a.json")["suites"]["libero_goal"]["rows"] == rows
+    assert load("part.json")["suites"]["libero_goal"]["rows"] == rows
     assert {row["success"] for row in rows} == {True, False}
+
+
+@pytest.mark.sim
+@pytest.mark.expensive
+def test_resumed_and_in_parts_on_libero(tmp_path, monkeypatch):
+    """The files are those of an evaluation that was not interrupted; the fakes above have the other cases."""
+    monkeypatch.chdir(tmp_path)
+    assert main([*ON_LIBERO, "--out", "whole.json"]) == 0
+    with monkeypatch.context() as patch:
+        stopping(patch, after=13)
+        assert main([*ON_LIBERO, "--out", "part.json"]) == 130
+    assert main([*ON_LIBERO, "--out", "part.json"]) == 0
+    assert Path("part.json").read_text() == Path("whole.json").read_text().replace("whole-films", "part-films")
+    for k in (1, 2):
+        assert main([*ON_LIBERO, "--shard", f"{k}/2", "--out", f"{k}.json"]) == 0
+    assert main(["eval", "--merge", "1.json", "2.json", "--out", "merged.json"]) == 0
+    assert load("merged.json")["suites"] == load("whole.json")["suites"]
 
 
 def test_the_mean_of_suites_gives_each_the_same_weight():
