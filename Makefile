@@ -19,6 +19,8 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 # Pictures are drawn on the CPU unless the caller says otherwise (MUJOCO_GL=egl on a machine with a GPU).
 export MUJOCO_GL ?= osmesa
 export PYOPENGL_PLATFORM ?= $(MUJOCO_GL)
+# A run and its simulators are many processes; without files of compiled code each would compile our sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo lerobot-demo libraries test test-all wheel-test pytest type lint format check doc schema setup clean
 
@@ -30,12 +32,9 @@ $(VENV)/.stamp-system: scripts/system_packages.sh
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@touch $@
 
+# Of the 3 GB of packages Python compiles what is imported, at its first import. To compile all takes pip a minute.
 $(VENV)/.stamp-dev: $(VENV)/.stamp-system pyproject.toml constraints.txt
-	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev]"
-	@touch $@
-
-$(VENV)/.stamp-docs: $(VENV)/.stamp-dev
-	$(PIP) install --quiet --constraint constraints.txt --editable ".[docs]"
+	$(PIP) install --quiet --no-compile --constraint constraints.txt --editable ".[dev,docs]"
 	@touch $@
 
 demo: $(VENV)/.stamp-dev
@@ -96,7 +95,7 @@ format: $(VENV)/.stamp-dev
 
 check: lint type pytest
 
-doc: $(VENV)/.stamp-docs
+doc: $(VENV)/.stamp-dev
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 

@@ -5,6 +5,8 @@ import signal
 
 import pytest
 
+from rlt_gym.workers import processes
+
 # A shell's background job ignores SIGINT, and hands that on to its children; the tests of interrupts need the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -15,6 +17,21 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 #: Marks of tests that take minutes: left out unless asked for by name (``-m exact``) or with ``--all``.
 LONG = ("exact", "expensive", "all_tasks")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_zygote_for_a_file():
+    """A zygote lives as long as an environment that uses it, here also from one test of a file to the next."""
+    zygotes, original = set(), processes.zygote_for
+
+    def kept(*arguments):
+        zygote = original(*arguments)
+        zygotes.add(zygote)
+        return zygote
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "zygote_for", kept)
+        yield
 
 
 def pytest_addoption(parser):

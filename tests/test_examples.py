@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from benchmark_helpers import import_benchmark
+from python_files import run_file
 
 from rlt_sb3.cli.main import parse
 from rlt_sb3.experiment.algorithms import get_algorithm
@@ -19,6 +20,7 @@ from rlt_sb3.experiment.config import EnvConfig, shipped_configs
 from rlt_sb3.experiment.train import train
 
 ROOT = Path(__file__).parent.parent
+HELPERS = str(ROOT / "tests" / "helpers")
 #: example -> its arguments, what it prints in this order (as whole lines), the files it leaves
 EXAMPLES = {
     "train_rlt.py": (
@@ -49,12 +51,8 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_example(path, tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "helpers"), "OMP_NUM_THREADS": "1"}
     arguments, lines, files = EXAMPLES[path.name]
-    done = subprocess.run(
-        [sys.executable, str(path), *arguments.split()],
-        capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300,
-    )  # fmt: skip
+    done = run_file(path, *arguments.split(), cwd=tmp_path, PYTHONPATH=HELPERS)
     assert done.returncode == 0, done.stderr
     # the progress bar has blank lines and one that begins with a space
     printed = [line for line in done.stdout.splitlines() if line.strip() and not line.startswith(" ")]
@@ -143,7 +141,9 @@ def train_shortened(config, out):
     if practice in PRACTICED:
         return
     PRACTICED.add(practice)
-    assert train(config).best.n == 4
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlt_sb3.experiment.report.write_report", lambda run: None)
+        assert train(config).best.n == 4
 
 
 @pytest.mark.parametrize("name", shipped_configs())
@@ -178,15 +178,16 @@ def test_tasks_share_the_recipe_of_the_demo(name):
 
 
 @pytest.mark.sim
-def test_readme_python_blocks(tmp_path, monkeypatch):
+def test_readme_python_blocks(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     assert blocks
-    monkeypatch.chdir(tmp_path)
     for block in blocks:
-        # Few chunks: the test is that every line runs.
+        # Few chunks of short episodes: the test is that every line runs.
         short, count = re.subn(r"\b(total_timesteps|n_states)=\d+", r"\1=2", block)
-        assert count == 4
-        done = subprocess.run([sys.executable, "-c", short], capture_output=True, text=True, timeout=300)
+        short, envs = re.subn(r"num_envs=2", r"\g<0>, max_episode_steps=40", short)
+        assert count == 4 and envs == 1
+        (tmp_path / "block.py").write_text(short)
+        done = run_file(tmp_path / "block.py", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "rlt.zip").stat().st_size > 0
         printed = r"frozen VLA [0-2]/2 \(.* CI .*\nRLT        [0-2]/2 \(.* CI .*\nComparison\(fixed=.*p_value=.*\n"
@@ -204,6 +205,7 @@ BLOCK = re.compile(
 #: What makes a block short, and runnable on this machine; what it prints is not looked at.
 SHORTER = [
     (r"\b(total_timesteps|total_chunks|n_states|n_eval_episodes)=[\d_]+", r"\1=4"),
+    (r'RLToken-LIBERO-v0", num_envs=2', r"\g<0>, max_episode_steps=40"),
     (r'worker_python="[^"]*"', f'worker_python="{sys.executable}"'),
 ]
 #: Pages whose blocks start simulators.
@@ -247,15 +249,14 @@ RUN = [
 @pytest.mark.parametrize("page, code", RUN)
 def test_python_blocks_of_a_page(page, code, tmp_path):
     """One after the other, in one process, as a reader types them: later ones may use what earlier ones made."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "helpers"), "OMP_NUM_THREADS": "1"}
     for number, block in enumerate(code):
         (tmp_path / f"block_{number}.py").write_text(shortened(block))
-    program = "import runpy\nnames = {}\n" + "".join(
-        f"names |= runpy.run_path('block_{number}.py', names)\n" for number in range(len(code))
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import runpy\nnames = {}\n"
+        + "".join(f"names |= runpy.run_path('block_{number}.py', names)\n" for number in range(len(code)))
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=600
-    )
+    done = run_file(program, cwd=tmp_path, timeout=600, PYTHONPATH=HELPERS)
     assert done.returncode == 0, f"{page}:\n{done.stderr}"
 
 

@@ -1,11 +1,10 @@
 """Benchmarks as a user runs them, in a process of their own, and their functions."""
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from python_files import run_file
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,8 +17,7 @@ def run_benchmark(name, *arguments):
     :param arguments: of its command line
     :return: the finished process, with its output as text
     """
-    call = [sys.executable, "-W", "ignore", f"benchmarks/{name}.py", *map(str, arguments)]
-    return subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return run_file(ROOT / "benchmarks" / f"{name}.py", *arguments, cwd=ROOT)
 
 
 def import_benchmark(name):

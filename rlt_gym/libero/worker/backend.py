@@ -18,8 +18,6 @@ class LiberoBackend:
 
     The arguments after the second are those of :class:`~rlt_gym.libero.worker.simulator.LiberoSimulator`.
 
-    :class:`~rlt_gym.libero.worker.simulator.LiberoSimulator`.
-
     :param suite: Name of the suite.
     :param assets_path: Folder laid out like LIBERO's ``assets``.
     :param image_size: Side of the pictures in pixels.

@@ -29,6 +29,7 @@ from rlt_gym.vla.registry import load_vla
 from rlt_sb3.cli.main import main
 
 pytest.importorskip("sklearn")
+from rlt_gym.rl_token.probe import readouts
 from rlt_gym.rl_token.probe.geometry import maps, silhouettes, smoothness, spectrum
 from rlt_gym.rl_token.probe.readouts import Target, read, spread, targets
 
@@ -233,6 +234,14 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def few_fits(monkeypatch):
+    """The search for the strength of regularization is most of a probe's time, and tested above."""
+    monkeypatch.setattr(readouts, "ALPHAS", (1.0, 1e2))
+    monkeypatch.setattr(readouts, "INNER_FOLDS", 2)
+
+
+@pytest.mark.usefixtures("few_fits")
 def test_a_good_token_keeps_all_limits_and_has_a_page(trained, tmp_path, capsys):
     config = ProbeConfig(
         str(trained / "demos.safetensors"), tokens=str(trained / "tokens"), output=str(tmp_path / "p.html")
@@ -278,6 +287,7 @@ def test_the_sheet_of_pictures_is_small():
         assert sheet[edge // 2, edge // 2].max() < 10
 
 
+@pytest.mark.usefixtures("few_fits")
 def test_a_token_of_shuffled_pictures_fails(trained, tmp_path, capsys):
     """The page says which limits. It lies beside the token, where its report counts instead of the training's."""
     token = Path(shutil.copy(trained / "pixels.safetensors", tmp_path))
@@ -292,6 +302,7 @@ def test_a_token_of_shuffled_pictures_fails(trained, tmp_path, capsys):
     assert any(failure.startswith("explained_by_z_only is") for failure in verdict.failures)
 
 
+@pytest.mark.usefixtures("few_fits")
 def test_probe_from_the_command_line_on_demonstrations(trained, tmp_path, monkeypatch):
     tiny_vla().save(tmp_path / "vla.safetensors")
     words = ["probe", str(trained / "demos.safetensors"), "--demos", str(trained / "demos"), "--frame_stride", "2"]
