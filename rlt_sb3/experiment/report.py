@@ -190,7 +190,7 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
         name for name in ("train/q_mean", "train/actor_q", "train/target_mean", "train/q_gap") if name in metrics
     ]
     steps = metrics.get("time/control_steps", np.array([]))
-    figure = Figure(figsize=(8, 6 if q_names else 4), layout="constrained")
+    figure = Figure(figsize=(8, 7 if q_names else 5), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(2 if q_names else 1, 1, sharex=True, squeeze=False)[:, 0]
     axes = panels[0]
@@ -264,8 +264,9 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
             )
     axes.set_ylim(-0.03, 1.03)
     axes.set_ylabel("success rate")
-    axes.set_title(f"{run.name}: bars and band are Wilson's 95 % intervals", fontsize=10)
-    axes.legend(fontsize=8, loc="best")
+    figure.suptitle(f"{run.name}: bars and band are Wilson's 95 % intervals", fontsize=10)
+    # below the panels, where its many lines hide none of the curves
+    figure.legend(*axes.get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=2)
     axes.grid(alpha=0.3)
     if q_names:
         for name in q_names:
