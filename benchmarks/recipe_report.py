@@ -14,6 +14,7 @@ import matplotlib
 import numpy as np
 
 from rlt_sb3.common.robot_time import robot_minutes
+from rlt_sb3.common.stats import mcnemar_p
 from rlt_sb3.evaluation.compare import compare
 from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.practice import practicing, steps_to
@@ -60,6 +61,7 @@ def measure(run: Key, folder: Path) -> dict[str, Any]:
         **dict(zip(("setting", "task", "seed"), run, strict=True)),
         "vla": {"successes": vla.successes, "n": vla.n, "wilson_95": vla.interval},
         "rlt": {"successes": rlt.successes, "n": rlt.n, "wilson_95": rlt.interval},
+        "solved": " ".join(f"{row.task_id}/{row.init_index}" for row in rlt.rows if row.success),
         "fixed": paired.fixed,
         "broken": paired.broken,
         "p_value": paired.p_value,
@@ -95,15 +97,32 @@ def rate(found: dict[str, Any]) -> str:
     return f"{found['successes']}/{found['n']} ({100 * low:.0f} % to {100 * high:.0f} %)"
 
 
+def beside(row: dict[str, Any], other: dict[str, Any] | None) -> str:
+    """
+    Compare the held-out states that two runs solve.
+
+    :param row: of :func:`measure`
+    :param other: of the same task and seed with the first setting; ``None`` if that run is missing
+    :return: how many only ``row`` solves, how many only ``other``, and McNemar's p
+    """
+    if other is None or other is row or not row.keys() & other.keys() & {"solved"}:
+        return "-"
+    mine, theirs = (set(one["solved"].split()) for one in (row, other))
+    better, worse = len(mine - theirs), len(theirs - mine)
+    return f"{better} / {worse}, {mcnemar_p(better, worse):.1g}"
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """
     Make the table of the runs.
 
-    :param rows: of :func:`measure`
+    :param rows: of :func:`measure`; their first setting is the one that the others are compared with
     :return: Markdown, one line per run
     """
+    first = {(row["task"], row["seed"]): row for row in rows if row["setting"] == rows[0]["setting"]}
     head = (
-        "task", "setting", "seed", "frozen VLA", "RLT", "fixed / broken", "McNemar p", "steps where both succeed",
+        "task", "setting", "seed", "frozen VLA", "RLT", "fixed / broken, McNemar p",
+        f"better / worse than {rows[0]['setting']}, McNemar p", "steps where both succeed",
         "practicing actor on the selection states (VLA)", "area", "robot minutes to +30 points, to 90 %, in all",
         "minutes",
     )  # fmt: skip
@@ -113,7 +132,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         selection = row["selection"]
         cells = [
             row["task"], row["setting"], str(row["seed"]), rate(row["vla"]), rate(row["rlt"]),
-            f"{row['fixed']} / {row['broken']}", f"{row['p_value']:.1g}",
+            f"{row['fixed']} / {row['broken']}, {row['p_value']:.1g}",
+            beside(row, first.get((row["task"], row["seed"]))),
             " -> ".join(f"{mean:.0f}" for mean in row["steps_where_both_succeed"] or []) or "-",
             f"{', '.join(map(str, selection['practicing']))} of {selection['n']} ({selection['vla']})",
             f"{row['area']:.2f}", ", ".join("-" if goal is None else f"{goal:.1f}" for goal in goals),

@@ -153,9 +153,23 @@ def test_measures_of_a_run(report, tmp_path):
     assert (row["fixed"], row["broken"], row["p_value"]) == (2, 0, 0.5)
     assert row["steps_where_both_succeed"] == [10.0, 10.0]
     line = report.table([row]).splitlines()[-1]
-    assert "| 1/4 (5 % to 70 %) | 3/4 (30 % to 95 %) | 2 / 0 | 0.5 | 10 -> 10 | 0, 2, 4 of 4 (1) |" in line
+    assert "| 1/4 (5 % to 70 %) | 3/4 (30 % to 95 %) | 2 / 0, 0.5 | - | 10 -> 10 | 0, 2, 4 of 4 (1) |" in line
     row = measured([2, 3])
     assert (row["minutes_to_30_points"], row["minutes_to_90"]) == (2.0, None)
+
+
+def test_runs_are_paired_with_that_of_the_first_setting(report, tmp_path):
+    """On the states of the same task and seed. A solves 0 to 2 with seed 0 and 0 with seed 1; B solves 3 and all."""
+    (tmp_path / "evaluations.json").write_text(json.dumps(evaluations([1])))
+    rows = []
+    for setting, seed, solved in (("A", 0, [0, 1, 2]), ("B", 0, [3]), ("B", 1, [0, 1, 2, 3]), ("A", 1, [0])):
+        row = report.measure((setting, "one", seed), tmp_path)
+        assert row["solved"] == "0/0 0/1 0/2"
+        rows.append(row | {"solved": " ".join(f"0/{index}" for index in solved)})
+    rows.append(rows[1] | {"seed": 2})  # A has no such run
+    head, _, *lines = report.table(rows).splitlines()
+    column = head.split(" | ").index("better / worse than A, McNemar p")
+    assert [line.split(" | ")[column] for line in lines] == ["-", "1 / 3, 0.6", "3 / 0, 0.2", "-", "-"]
 
 
 def test_learning_curves(report, tmp_path, monkeypatch):
