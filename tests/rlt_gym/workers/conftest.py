@@ -1,0 +1,8 @@
+"""The zygotes' own tests see them begin and end with the environments that use them."""
+
+import pytest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_zygote_for_a_file():
+    """That of all tests keeps them."""
