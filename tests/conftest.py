@@ -5,8 +5,6 @@ import signal
 
 import pytest
 
-from rlt_gym.workers import processes
-
 # A shell's background job ignores SIGINT, and hands that on to its children; the tests of interrupts need the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -22,6 +20,8 @@ LONG = ("exact", "expensive", "all_tasks")
 @pytest.fixture(scope="module", autouse=True)
 def one_zygote_for_a_file():
     """A zygote lives as long as an environment that uses it, here also from one test of a file to the next."""
+    from rlt_gym.workers import processes  # not before the number of threads is set
+
     zygotes, original = set(), processes.zygote_for
 
     def kept(*arguments):
