@@ -19,7 +19,7 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 # Pictures are drawn on the CPU unless the caller says otherwise (MUJOCO_GL=egl on a machine with a GPU).
 export MUJOCO_GL ?= osmesa
 export PYOPENGL_PLATFORM ?= $(MUJOCO_GL)
-# A run and its simulators are many processes; without files of compiled code each would compile our sources anew.
+# A run starts many processes. Without .pyc files each of them would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo lerobot-demo libraries test test-all wheel-test pytest type lint format check doc schema setup clean
@@ -32,7 +32,7 @@ $(VENV)/.stamp-system: scripts/system_packages.sh
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# Of the 3 GB of packages Python compiles what is imported, at its first import. To compile all takes pip a minute.
+# --no-compile saves a minute: Python compiles a package when it is first imported, and most are never imported.
 $(VENV)/.stamp-dev: $(VENV)/.stamp-system pyproject.toml constraints.txt
 	$(PIP) install --quiet --no-compile --constraint constraints.txt --editable ".[dev,docs]"
 	@touch $@

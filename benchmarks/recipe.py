@@ -14,10 +14,10 @@ run; later seeds, and settings with the same environment, take its outcomes from
 written: those runs are in the tables, and are not repeated. As many run at once as there are cores, so that all cores
 are busy; start nothing else, or minutes mean little.
 
-The tables show, for each run, the frozen VLA and RLT on held-out states, and which of them only this run solves and
-only that of the first setting (same task and seed); the practicing actor on the selection states, the area under this
-curve, and how much practice it took to solve 30 points more than the VLA and 90 %. For each setting they show the
-statistics of ``recipe_report.py`` (``pip install 'rlt[benchmarks]'``).
+The tables show, for each run, the frozen VLA and RLT on held-out states, how many of them only this run solves, and how
+many only the first setting's run of the same task and seed; the practicing actor on the selection states, the area
+under this curve, and how much practice it took to solve 30 points more than the VLA and 90 %. For each setting they
+show the statistics of ``recipe_report.py`` (``pip install 'rlt[benchmarks]'``).
 """
 
 import argparse

@@ -105,7 +105,7 @@ def beside(row: dict[str, Any], other: dict[str, Any] | None) -> str:
     :param other: of the same task and seed with the first setting; ``None`` if that run is missing
     :return: how many only ``row`` solves, how many only ``other``, and McNemar's p
     """
-    if other is None or other is row or not row.keys() & other.keys() & {"solved"}:
+    if other is None or other is row or any("solved" not in one for one in (row, other)):  # rows of an older version
         return "-"
     mine, theirs = (set(one["solved"].split()) for one in (row, other))
     better, worse = len(mine - theirs), len(theirs - mine)

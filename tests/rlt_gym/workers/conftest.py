@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def one_zygote_for_a_file():
-    """That of all tests keeps them."""
+    """Keep no zygote, unlike the fixture of this name for the other folders."""
