@@ -17,7 +17,7 @@ are busy; start nothing else, or minutes mean little.
 The tables show, for each run, the frozen VLA and RLT on held-out states, how many of them only this run solves, and how
 many only the first setting's run of the same task and seed; the practicing actor on the selection states, the area
 under this curve, and how much practice it took to solve 30 points more than the VLA and 90 %. For each setting they
-show the statistics of ``recipe_report.py`` (``pip install 'rlt[benchmarks]'``).
+show the statistics of ``recipe_report.py`` (``pip install 'rlt[benchmarks]'``). ``--by-setting`` makes a shorter table.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from recipe_report import Key, aggregate, comparison, figure, key, load_rliable, measure, table
+from recipe_report import Key, aggregate, by_setting, comparison, figure, key, load_rliable, measure, table
 
 from rlt_sb3.common.files import replacing
 from rlt_sb3.experiment.frozen_vla import NO_MATTER
@@ -238,6 +238,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", help="tasks of the file")
     parser.add_argument("--seeds", nargs="+", type=int, help="instead of those of the file")
     parser.add_argument("--table", action="store_true", help="make no runs")
+    parser.add_argument("--by-setting", action="store_true", help="tables with the seeds of a setting in one line")
     parser.add_argument("--json", type=Path, help="benchmarks/results/ and the file's name by default")
     parser.add_argument("--rows", type=Path, nargs="+", default=[], help="files that --json has written elsewhere")
     parser.add_argument("--figure", type=Path, help="picture of the practicing actors' learning curves")
@@ -269,7 +270,7 @@ def main() -> None:
         temporary.write_text(json.dumps({"runs": rows, "settings": results}, indent=1) + "\n")
     if args.figure:
         figure(rows, args.figure)
-    print(table(rows), comparison(results), sep="\n\n")
+    print(by_setting(rows) if args.by_setting else table(rows), comparison(results), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -143,6 +143,41 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def by_setting(rows: list[dict[str, Any]]) -> str:
+    """
+    Make the table with the seeds of a setting in one line.
+
+    :param rows: of :func:`measure`; their first setting is the one that the others are compared with
+    :return: Markdown, a line for each task's frozen VLA and for each of its settings; a semicolon separates seeds
+    """
+    found = {key(row): row for row in rows}
+    settings, tasks = (list(dict.fromkeys(row[name] for row in rows)) for name in ("setting", "task"))
+    seeds = sorted({row["seed"] for row in rows})
+    head = (
+        "task", "setting", f"held-out states solved, seed {'; '.join(map(str, seeds))}",
+        f"better / worse than {settings[0]}, McNemar p",
+        "practicing actor on the selection states", "area",
+    )  # fmt: skip
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for task in tasks:
+        vla = next(row for row in rows if row["task"] == task)
+        selection = vla["selection"]
+        lines.append(f"| {task} | frozen VLA | {rate(vla['vla'])} | - | {selection['vla']} of {selection['n']} | - |")
+        for setting in settings:
+            runs = [found.get((setting, task, seed)) for seed in seeds]
+            if not any(runs):
+                continue
+            first = [found.get((settings[0], task, seed)) for seed in seeds]
+            columns = (
+                [rate(run["rlt"]) if run else "-" for run in runs],
+                [beside(run, other) if run else "-" for run, other in zip(runs, first, strict=True)],
+                [", ".join(map(str, run["selection"]["practicing"])) if run else "-" for run in runs],
+                [f"{run['area']:.2f}" if run else "-" for run in runs],
+            )
+            lines.append(f"| {' | '.join([task, setting, *map('; '.join, columns)])} |")
+    return "\n".join(lines)
+
+
 def load_rliable() -> tuple[ModuleType, ModuleType]:
     """
     Import the package of the statistics.

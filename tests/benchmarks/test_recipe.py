@@ -172,6 +172,21 @@ def test_runs_are_paired_with_that_of_the_first_setting(report, tmp_path):
     assert [line.split(" | ")[column] for line in lines] == ["-", "1 / 3, 0.6", "3 / 0, 0.2", "-", "-"]
 
 
+def test_table_with_the_seeds_of_a_setting_in_one_line(report, tmp_path):
+    """A has seeds 1 and 0, in this order; B has seed 1 only, and solves another state."""
+    rows = []
+    for setting, seed, practicing in (("A", 1, [2, 4]), ("B", 1, [0, 1]), ("A", 0, [4, 4])):
+        (tmp_path / "evaluations.json").write_text(json.dumps(evaluations(practicing)))
+        rows.append(report.measure((setting, "one", seed), tmp_path))
+    rows[1] |= {"solved": "0/3", "rlt": rows[1]["vla"]}
+    head, _, vla, a, b = report.by_setting(rows).splitlines()
+    assert "| held-out states solved, seed 0; 1 | better / worse than A, McNemar p |" in head
+    three, one = "3/4 (30 % to 95 %)", "1/4 (5 % to 70 %)"
+    assert vla == f"| one | frozen VLA | {one} | - | 1 of 4 | - |"
+    assert a == f"| one | A | {three}; {three} | -; - | 4, 4; 2, 4 | 0.81; 0.56 |"
+    assert b == f"| one | B | -; {one} | -; 1 / 3, 0.6 | -; 0, 1 | -; 0.12 |"
+
+
 def test_learning_curves(report, tmp_path, monkeypatch):
     """Means over seeds, bands from the worst to the best, of the points that all seeds have; the VLA's line."""
     rows = []
