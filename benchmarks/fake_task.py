@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from markdown_table import markdown_table
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import LinearSchedule
@@ -145,18 +146,23 @@ def run(
 def table(results: list[dict[str, Any]]) -> str:
     """Return markdown: what each seed solved, the mean, and Wilson's 95 % intervals of the worst and the best seed."""
     states = results[0]["states"]
-    lines = [
-        f"| variant | seeds | solved of {states}, seed by seed | mean | worst seed's 95 % interval | best seed's |",
-        "|---|---|---|---|---|---|",
-    ]
+    head = (
+        "variant",
+        "seeds",
+        f"solved of {states}, seed by seed",
+        "mean",
+        "worst seed's 95 % interval",
+        "best seed's",
+    )
+    lines = [head]
     for name in dict.fromkeys(entry["variant"] for entry in results):
         entries = sorted((entry for entry in results if entry["variant"] == name), key=lambda entry: entry["seed"])
         solved = [entry["after"] for entry in entries]
         bounds = [wilson_interval(count, states) for count in (min(solved), max(solved))]
         worst, best = (f"{low:.0%} to {high:.0%}".replace("%", " %") for low, high in bounds)
         each, mean = ", ".join(map(str, solved)), f"{np.mean(solved) / states:.1%}".replace("%", " %")
-        lines.append(f"| {name} | {len(solved)} | {each} | {mean} | {worst} | {best} |")
-    return "\n".join(lines)
+        lines.append((name, str(len(solved)), each, mean, worst, best))
+    return markdown_table(lines)
 
 
 def main() -> None:

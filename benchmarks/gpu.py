@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from json_file import write_json
+from markdown_table import markdown_table
 
 HERE = Path(__file__).resolve().parent
 
@@ -187,11 +188,8 @@ def peak(device: str) -> float:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return rows as a table."""
-    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    for row in rows:
-        cells = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    cells = [[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()] for row in rows]
+    return markdown_table([list(rows[0]), *cells])
 
 
 def main() -> int:

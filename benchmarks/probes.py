@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from json_file import write_json
+from markdown_table import markdown_table
 from scipy.stats import rankdata, spearmanr
 
 from rlt_gym.data.demo_set import DemoRows
@@ -101,8 +102,7 @@ def table(
             row.append(last)
         cells = [f"{rho:+.2f} (p = {p:.2g})" for rho, p in correlations.values()]
         rows.append([f"rank correlation, n = {len(solved)}", *cells, ""])
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+    return markdown_table(rows)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from markdown_table import markdown_table
 
 from rlt_sb3.common.robot_time import robot_minutes
 from rlt_sb3.common.stats import mcnemar_p
@@ -126,11 +127,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         "practicing actor on the selection states (VLA)", "area", "robot minutes to +30 points, to 90 %, in all",
         "minutes",
     )  # fmt: skip
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    lines = [head]
     for row in rows:
         goals = (row["minutes_to_30_points"], row["minutes_to_90"], row["robot_minutes"])
         selection = row["selection"]
-        cells = [
+        lines.append((
             row["task"], row["setting"], str(row["seed"]), rate(row["vla"]), rate(row["rlt"]),
             f"{row['fixed']} / {row['broken']}, {row['p_value']:.1g}",
             beside(row, first.get((row["task"], row["seed"]))),
@@ -138,9 +139,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{', '.join(map(str, selection['practicing']))} of {selection['n']} ({selection['vla']})",
             f"{row['area']:.2f}", ", ".join("-" if goal is None else f"{goal:.1f}" for goal in goals),
             f"{row['wall_minutes']:.0f}",
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        ))  # fmt: skip
+    return markdown_table(lines)
 
 
 def by_setting(rows: list[dict[str, Any]]) -> str:
@@ -148,34 +148,33 @@ def by_setting(rows: list[dict[str, Any]]) -> str:
     Make the table with the seeds of a setting in one line.
 
     :param rows: of :func:`measure`; their first setting is the one that the others are compared with
-    :return: Markdown, a line for each task's frozen VLA and for each of its settings; a semicolon separates seeds
+    :return: Markdown, a line for each task's frozen VLA, as in the first of its rows, and for each of its settings; a
+        semicolon separates seeds
     """
     found = {key(row): row for row in rows}
     settings, tasks = (list(dict.fromkeys(row[name] for row in rows)) for name in ("setting", "task"))
     seeds = sorted({row["seed"] for row in rows})
-    head = (
+    lines: list[tuple[str, ...]] = [(
         "task", "setting", f"held-out states solved, seed {'; '.join(map(str, seeds))}",
-        f"better / worse than {settings[0]}, McNemar p",
-        "practicing actor on the selection states", "area",
-    )  # fmt: skip
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        f"better / worse than {settings[0]}, McNemar p", "practicing actor on the selection states", "area",
+    )]  # fmt: skip
+
+    def cells(setting: str, task: str, seed: int) -> tuple[str, ...]:
+        if (row := found.get((setting, task, seed))) is None:
+            return ("-",) * 4
+        actor = ", ".join(map(str, row["selection"]["practicing"]))
+        return rate(row["rlt"]), beside(row, found.get((settings[0], task, seed))), actor, f"{row['area']:.2f}"
+
     for task in tasks:
-        vla = next(row for row in rows if row["task"] == task)
-        selection = vla["selection"]
-        lines.append(f"| {task} | frozen VLA | {rate(vla['vla'])} | - | {selection['vla']} of {selection['n']} | - |")
+        of_task = [row for row in rows if row["task"] == task]
+        selection = of_task[0]["selection"]
+        solved = f"{selection['vla']} of {selection['n']}"
+        lines.append((task, "frozen VLA", rate(of_task[0]["vla"]), "-", solved, "-"))
         for setting in settings:
-            runs = [found.get((setting, task, seed)) for seed in seeds]
-            if not any(runs):
-                continue
-            first = [found.get((settings[0], task, seed)) for seed in seeds]
-            columns = (
-                [rate(run["rlt"]) if run else "-" for run in runs],
-                [beside(run, other) if run else "-" for run, other in zip(runs, first, strict=True)],
-                [", ".join(map(str, run["selection"]["practicing"])) if run else "-" for run in runs],
-                [f"{run['area']:.2f}" if run else "-" for run in runs],
-            )
-            lines.append(f"| {' | '.join([task, setting, *map('; '.join, columns)])} |")
-    return "\n".join(lines)
+            if any(row["setting"] == setting for row in of_task):
+                columns = zip(*(cells(setting, task, seed) for seed in seeds), strict=True)
+                lines.append((task, setting, *map("; ".join, columns)))
+    return markdown_table(lines)
 
 
 def load_rliable() -> tuple[ModuleType, ModuleType]:
@@ -248,13 +247,13 @@ def comparison(results: list[dict[str, Any]]) -> str:
     :param results: of :func:`aggregate`
     :return: Markdown, one line per score and setting
     """
-    lines = ["| score | setting | runs | interquartile mean | probability of improvement |", "|---|---|---|---|---|"]
+    lines = [("score", "setting", "runs", "interquartile mean", "probability of improvement")]
     for row in results:
         mean = f"{row['iqm']:.2f} ({row['iqm_95'][0]:.2f} to {row['iqm_95'][1]:.2f})"
         low, high = row.get("better_95", (0.0, 0.0))
         better = f"{row['better']:.2f} ({low:.2f} to {high:.2f})" if "better" in row else "-"
-        lines.append(f"| {SCORES[row['score']]} | {row['setting']} | {row['runs']} | {mean} | {better} |")
-    return "\n".join(lines)
+        lines.append((SCORES[row["score"]], row["setting"], str(row["runs"]), mean, better))
+    return markdown_table(lines)
 
 
 def figure(rows: list[dict[str, Any]], path: Path) -> None:
