@@ -80,6 +80,8 @@ class ChunkReplayBuffer(DictReplayBuffer):
     :param z_rl_dtype: "float32", or "float16" to keep ``z_rl`` in half the memory
     :param stratified: draw the same number of rows from every task, so that those with long episodes do not fill the
         batches; False: uniformly
+    :param success_share: share of the collected rows of each batch, and of each task in it with ``stratified``, that
+        belong to episodes that have ended in success, wherever there are both kinds; None: as many as there are
     :param offline_data: file of transitions (``rlt encode-demos``), which :meth:`read_offline` reads; None: none
     :param offline_ratio: share of each batch that comes from the offline rows, rounded to whole rows; 0 as long as
         there are none
@@ -104,6 +106,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
         stride: int | None = None,
         z_rl_dtype: str = "float32",
         stratified: bool = True,
+        success_share: float | None = None,
         offline_data: str | os.PathLike[str] | None = None,
         offline_ratio: float = 0.0,
         intervention_rows: int = 0,
@@ -119,6 +122,8 @@ class ChunkReplayBuffer(DictReplayBuffer):
         self.chunk_length = int(shape[0]) if len(shape) == 2 else 1
         if stride is not None and not 1 <= stride < self.chunk_length:
             raise ValueError(f"stride must be None or 1..{self.chunk_length - 1} (control steps), got {stride!r}.")
+        if not (success_share is None or 0.0 <= success_share <= 1.0):
+            raise ValueError(f"success_share must be None or in [0, 1] (share of each batch), got {success_share!r}.")
         if not 0.0 <= offline_ratio <= 1.0:
             raise ValueError(f"offline_ratio must be in [0, 1] (share of each batch), got {offline_ratio!r}.")
         if not (intervention_rows == 0 or (isinstance(intervention_rows, int) and intervention_rows >= 2)):
@@ -135,7 +140,7 @@ class ChunkReplayBuffer(DictReplayBuffer):
         self.handle_timeout_termination = not timeout_is_failure  # the name that SB3 asks for when it loads a buffer
         self.n_steps, self.gamma = int(n_steps), float(gamma)
         self.stride = stride
-        self.stratified = stratified
+        self.stratified, self.success_share = stratified, success_share
         self.z_rl_dtype = z_rl_dtype
         self.offline_data, self.offline_ratio = offline_data, float(offline_ratio)
         self.intervention_rows, self.intervention_ref = intervention_rows, intervention_ref
@@ -202,11 +207,12 @@ class ChunkReplayBuffer(DictReplayBuffer):
         """
         Take over the settings of another buffer that do not concern stored rows.
 
-        These are the discount, the length of returns and the offline rows.
+        These are the discount, the length of returns, how rows are drawn and the offline rows.
 
         :param other: the other buffer
         """
         self.gamma, self.n_steps = other.gamma, other.n_steps
+        self.stratified, self.success_share = other.stratified, other.success_share
         self.offline_data, self.offline_ratio = other.offline_data, other.offline_ratio
         if other.offline is not None:
             self.set_offline(other.offline)
@@ -383,13 +389,14 @@ class ChunkReplayBuffer(DictReplayBuffer):
 
     def _draw(self, storage: TransitionStorage, count: int) -> np.ndarray:
         """
-        Choose rows, with replacement: uniformly, or as many from each task.
+        Choose rows, with replacement: uniformly, or as many from each task or of each outcome as there should be.
 
         :param storage: what to choose from
         :param count: how many
         :return: slots (count,)
         """
-        return storage.index.draw(count, self.stratified)
+        share = self.success_share if storage is self.storage else None
+        return storage.index.draw(count, self.stratified, storage.successful, share)
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> ChunkBatch:  # type: ignore[override]
         return self._gather(batch_inds)

@@ -47,24 +47,28 @@ class TaskIndex:
         self.where[slot] = -1
         self.counts[task] = last
 
-    def draw(self, count: int, stratified: bool) -> np.ndarray:
+    def draw(
+        self, count: int, stratified: bool, marked: np.ndarray | None = None, share: float | None = None
+    ) -> np.ndarray:
         """
         Draw slots at random.
 
         :param count: how many slots, with replacement
         :param stratified: as many of each task, instead of uniformly
+        :param marked: bool (size,), which slots have a mark
+        :param share: of the slots drawn, marked ones, wherever there are both kinds; None: marks do not count
         :return: slots (count,)
         """
         tasks = [task for task, rows in self.counts.items() if rows > 0]
+        if share is not None:
+            assert marked is not None
+            return self._draw_marked(tasks, count, stratified, marked, share)
         if len(tasks) == 1:
             return self.lists[tasks[0]][np.random.randint(0, self.counts[tasks[0]], size=count)]
         if stratified:
-            shares = np.full(len(tasks), count // len(tasks))
-            # tasks take turns at random for what cannot be divided
-            shares[np.random.permutation(len(tasks))[: count % len(tasks)]] += 1
             parts = [
-                self.lists[task][np.random.randint(0, self.counts[task], size=share)]
-                for task, share in zip(tasks, shares, strict=True)
+                self.lists[task][np.random.randint(0, self.counts[task], size=size)]
+                for task, size in zip(tasks, _equal_shares(count, len(tasks)), strict=True)
             ]
             return np.concatenate(parts)
         ends = np.cumsum([self.counts[task] for task in tasks])
@@ -75,3 +79,26 @@ class TaskIndex:
             mine = which == index
             chosen[mine] = self.lists[task][places[mine] - (ends[index] - self.counts[task])]
         return chosen
+
+    def _draw_marked(
+        self, tasks: list[int], count: int, stratified: bool, marked: np.ndarray, share: float
+    ) -> np.ndarray:
+        groups = [self.lists[task][: self.counts[task]] for task in tasks]
+        if not stratified:
+            groups = [np.concatenate(groups)]
+        parts = []
+        for rows, size in zip(groups, _equal_shares(count, len(groups)), strict=True):
+            has_mark = marked[rows]
+            kinds = rows[has_mark], rows[~has_mark]
+            first = round(size * share) if all(map(len, kinds)) else size * (len(kinds[0]) > 0)
+            for kind, size_of_kind in zip(kinds, (first, size - first), strict=True):
+                if size_of_kind:
+                    parts.append(kind[np.random.randint(0, len(kind), size=size_of_kind)])
+        return np.concatenate(parts)
+
+
+def _equal_shares(count: int, parts: int) -> np.ndarray:
+    """Split a number into equal parts, which take turns at random for what cannot be divided, (parts,)."""
+    shares = np.full(parts, count // parts)
+    shares[np.random.permutation(parts)[: count % parts]] += 1
+    return shares

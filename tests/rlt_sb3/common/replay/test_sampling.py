@@ -34,6 +34,54 @@ def test_tasks_in_a_batch(stratified):
     assert all(len(buffer.sample(size).rewards) == size for size in (1, 2, 3, 64))
 
 
+def feed_episode(buffer, length, task, success, at):
+    """An episode of the first environment; the other one's simulator is broken."""
+    for step in range(length):
+        last = step == length - 1
+        told = {"step_rewards": np.zeros(C), "chunk_steps": C, "task_id": task, "is_success": success and last}
+        keys = [observation(0, at + step + further, 0) for further in (0, 1)]
+        buffer.add(
+            stack([keys[0]] * 2), stack([keys[1]] * 2), np.zeros((2, C, D)), np.zeros(2), np.full(2, last),
+            [told, {"worker_restarted": True}],
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("stratified", [True, False])
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
+def test_successes_in_a_batch(share, stratified):
+    """One row of ten belongs to a success; task 10, which only fails, gives no row of a success."""
+    buffer = make(3000, 2, stratified=stratified, success_share=share)
+    feed_episode(buffer, 30, 0, False, at=0)
+    assert buffer.sample(40).successful.sum() == 0  # nothing else is there
+    feed_episode(buffer, 60, 0, False, at=100)
+    feed_episode(buffer, 10, 0, True, at=200)
+    for _ in range(20):
+        assert buffer.sample(40).successful.sum() == 40 * share
+    feed_episode(buffer, 100, 10, False, at=300)
+    counts = {0: 0, 10: 0}
+    for _ in range(50):
+        batch = buffer.sample(40)
+        assert batch.successful.sum() == (20 if stratified else 40) * share
+        assert ((batch.task_ids == 0) | (batch.successful[:, 0] == 0)).all()
+        for task in counts:
+            counts[task] += int((batch.task_ids == task).sum())
+    expected = 1000 if stratified else 2000 * (1 - share) * 100 / 190
+    assert abs(counts[10] - expected) <= (0 if stratified else 150)
+    storage = buffer.storage
+    rows = np.bincount(buffer._draw(storage, 40_000), minlength=storage.size)
+    successes = rows[storage.successful & storage.is_row(np.arange(storage.size))]
+    assert (
+        share == 0.0 or abs(successes / successes.mean() - 1.0).max() < 0.15
+    )  # each row of them as often as any other
+
+
+def test_a_share_of_successes_that_cannot_be():
+    with pytest.raises(
+        ValueError, match=r"success_share must be None or in \[0, 1\] \(share of each batch\), got 1\.5"
+    ):
+        make(100, 2, success_share=1.5)
+
+
 def test_rows_are_drawn_evenly_also_after_the_ring_has_wrapped():
     buffer = make(50, 2, stride=2, stratified=False)
     World(2, stride=2, longest=9).feed(buffer, 200)
