@@ -178,7 +178,10 @@ class CollectorVecEnv(CollectingVecEnv):
         self._obs[worker] = self._workers.answer(worker, self._workers.call(worker, "reset", *self._start_of(worker)))
 
     def _take_model(self, model: Any) -> None:
-        """Give all collectors a copy of the learner."""
+        """Give all collectors a copy of the learner, whose actors follow it and whose critics do not."""
+        candidates = getattr(model.policy, "candidates", 1)
+        if candidates != 1:
+            raise ValueError(f"policy_kwargs.candidates must be 1 with collectors, got {candidates}: leave it out.")
         file = io.BytesIO()
         model.save(file)
         self._saved = self._workers.put(file.getvalue())

@@ -357,7 +357,13 @@ class TrainConfig:
             raise ValueError("rollout.mode 'async' does not work with env.show_task: leave it out, or use 'overlap'.")
         if self.video_every is not None:
             raise ValueError("rollout.mode 'async' does not film training episodes: leave video_every out.")
-        if (self.settings.get("policy_kwargs") or {}).get("gripper_flip") == "auto":
+        policy = self.settings.get("policy_kwargs") or {}
+        if policy.get("candidates", 1) != 1:
+            raise ValueError(
+                f"{self.algorithm}.policy_kwargs.candidates must be 1 with rollout.mode 'async', whose collectors have "
+                f"no critics, got {policy['candidates']!r}: leave one of them out."
+            )
+        if policy.get("gripper_flip") == "auto":
             raise ValueError(
                 f"{self.algorithm}.policy_kwargs.gripper_flip 'auto' does not work with rollout.mode 'async': give a "
                 "number."

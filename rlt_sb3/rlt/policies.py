@@ -315,6 +315,8 @@ class RLTPolicy(TD3Policy):
         best one to each chunk. A dict has arguments of :class:`~rlt_sb3.rlt.offset.OffsetSearch`, True stands for its
         defaults. False: no offset, as with ``actor_mode="direct"``
     :param gripper: place of the gripper's command in an action; None: the robot has none. RLT sets it
+    :param candidates: chunks with noise from which the slow critics choose in rollouts once the network learns, as in
+        "EXPO" (Dong et al., 2025); 1: they do not choose
     :param act_with: actor that plays in rollouts and evaluation: "target", the slow copy of the actor, or "online"
         (TD3)
     :param gated: evaluation plays the last actor that was deployed (:meth:`deploy`) instead, first the untrained one;
@@ -358,6 +360,7 @@ class RLTPolicy(TD3Policy):
         reference_input: bool = True,
         offset_search: dict[str, Any] | bool = True,
         gripper: int | None = None,
+        candidates: int = 1,
         act_with: str = "target",
         gated: bool = False,
     ):
@@ -381,6 +384,7 @@ class RLTPolicy(TD3Policy):
             for name, value in (("train_token", train_token), ("train_vla", train_vla)):
                 require(name, value, value is None, "None with gripper_critic")
         require("cuda_graphs", cuda_graphs, isinstance(cuda_graphs, bool), "True or False")
+        require("candidates", candidates, isinstance(candidates, int) and candidates >= 1, "an integer >= 1")
         require("act_with", act_with, act_with in ("target", "online"), "'target' or 'online'")
         copy: Any = None
         if train_token is not None or train_vla is not None:
@@ -419,7 +423,7 @@ class RLTPolicy(TD3Policy):
         self.token_input, self.reference_input = token_input, reference_input
         self.offset_search, self.gripper = offset_search, gripper
         self.critic_precision, self.layer_norm, self.cuda_graphs = critic_precision, layer_norm, cuda_graphs
-        self.act_with, self.gated = act_with, gated
+        self.candidates, self.act_with, self.gated = candidates, act_with, gated
         self.share_features_extractor = False
         actor_arch, critic_arch = get_actor_critic_arch(self.net_arch)
         self.net_args = {
@@ -456,7 +460,7 @@ class RLTPolicy(TD3Policy):
         names = (
             "critic_precision", "layer_norm", "actor_mode", "actor_q", "actor_tau", "actor_std", "gripper_flip",
             "gripper_critic", "train_token", "train_vla", "cuda_graphs", "token_input", "reference_input",
-            "offset_search", "gripper", "act_with", "gated",
+            "offset_search", "gripper", "candidates", "act_with", "gated",
         )  # fmt: skip
         data["features_extractor_kwargs"] = {k: v for k, v in self.features_extractor_kwargs.items() if k != "vla"}
         data["n_target_critics"] = self.critic_kwargs["n_target_critics"]

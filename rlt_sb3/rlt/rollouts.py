@@ -14,6 +14,7 @@ from rlt_sb3.common.gated_policy import TASK, TaskActors, tasks_of
 from rlt_sb3.common.noise import unit_from_spread
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.vec_env import CollectingVecEnv
+from rlt_sb3.rlt.features import TensorDict
 from rlt_sb3.rlt.gripper import GripperTrial
 from rlt_sb3.rlt.offset import OffsetSearch
 from rlt_sb3.rlt.policies import RLTPolicy
@@ -100,15 +101,37 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
             tries = self.search.draw(noisy, offsets, self._offsets_without_noise(), self.search_opens)
             offsets[tries] = self.search.tried[tries]
             reference = self._moved(reference, offsets)
-        correction *= np.random.uniform(*self.correction_range, size=(n_envs, 1, 1))
-        noise = np.random.normal(size=chunk.shape) * np.asarray(self.exploration_std) * self.action_unit
-        if action_noise is not None:
-            noise = noise + action_noise()
-        chunk[noisy] = np.clip(reference + correction + noise, -1.0, 1.0)[noisy]
+        chunk[noisy] = self._with_noise(observation, reference, correction, action_noise)[noisy]
         if self.gripper is not None:
             assert self.gripper_trial is not None
             self.gripper_trial.reverse(chunk, self.gripper, noisy)
         return chunk, chunk.copy()
+
+    def _with_noise(
+        self, observation: TensorDict, reference: np.ndarray, correction: np.ndarray, action_noise: ActionNoise | None
+    ) -> np.ndarray:
+        """
+        Vary the actor's chunks; of several variants, play the one that the slow critics prefer.
+
+        :param observation: what the critics see
+        :param reference: the VLA's chunks, with their offset (n_envs, C, d)
+        :param correction: what the actor's network adds
+        :param action_noise: further noise, the same for all variants
+        :return: chunks (n_envs, C, d) in [-1, 1]
+        """
+        knows = not (self._warming_up or self.search_opens)
+        count, n_envs = self.policy.candidates if knows else 1, len(reference)
+        share = np.random.uniform(*self.correction_range, size=(count, n_envs, 1, 1))
+        noise = np.random.normal(size=(count, *reference.shape)) * np.asarray(self.exploration_std) * self.action_unit
+        if action_noise is not None:
+            noise = noise + action_noise()
+        variants = np.clip(reference + correction * share + noise, -1.0, 1.0)
+        if count == 1:
+            return variants[0]
+        with th.no_grad():
+            chunks = th.as_tensor(variants, dtype=th.float32, device=self.device).flatten(2)
+            values = th.stack([self.policy.critic_target.q_values(observation, chunk).mean(0) for chunk in chunks])
+        return variants[values.argmax(0).cpu().numpy(), np.arange(n_envs)]
 
     def _tasks(self) -> np.ndarray:
         """Return the task of each environment (n_envs,); 0 where observations do not say which task is played."""

@@ -186,6 +186,11 @@ def test_one_collector_is_the_overlapped_loop(monkeypatch):
     assert ours._n_updates > 80 and same(ours.get_parameters(), theirs.get_parameters())
 
 
+def test_critics_cannot_choose_in_collectors():
+    with pytest.raises(ValueError, match=r"policy_kwargs\.candidates must be 1 with collectors, got 4: leave it out"):
+        learned(20, policy_kwargs={"candidates": 4})
+
+
 def test_collectors_play_all_the_time_so_nothing_overlaps():
     """RLT's default ``train_freq`` would leave updates owed for ever."""
     ours, theirs = (learned(150, train_freq=frequency)[0] for frequency in (1, (1, "overlap")))

@@ -69,7 +69,7 @@ def test_save_and_load(tmp_path):
 
 def test_a_policy_saved_on_its_own_keeps_every_argument(tmp_path):
     others = OF_POLICY | dict(actor_mode="residual", layer_norm=False, act_with="online", gripper_flip=0.1, gated=True)
-    model = make_model(policy_kwargs=others | {"offset_search": False})
+    model = make_model(policy_kwargs=others | {"offset_search": False, "candidates": 4})
     model.policy.save(tmp_path / "policy.pth")
     first, loaded = model.policy, RLTPolicy.load(tmp_path / "policy.pth", device="cpu")
     arguments = first._get_constructor_parameters()

@@ -67,7 +67,7 @@ BAD = [
     (dict(policy_delay=0), "policy_delay"),
     (policy(critic_precision="int8"), "critic_precision"), (dict(critic_warmup_updates=-1), "critic_warmup_updates"),
     (dict(target_policy_noise=-0.1), "target_policy_noise"), (dict(learning_starts=-1), "learning_starts"),
-    (policy(act_with="best"), "act_with"),
+    (policy(act_with="best"), "act_with"), (policy(candidates=0), "candidates must be an integer >= 1, got 0"),
     (policy(n_critic=3), "Unknown RLT setting 'policy_kwargs.n_critic'. Valid settings: .*n_critics"),
     (dict(replay_buffer_kwargs=dict(ratio=1)), "Unknown RLT setting 'replay_buffer_kwargs.ratio'. .*offline_ratio"),
     (dict(gate=dict(trials=3)), "Unknown RLT setting 'gate.trials'. Valid settings: share, window, level"),

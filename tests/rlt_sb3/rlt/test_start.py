@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch as th
 from rlt_models import (
     SCALE,
     Rows,
@@ -120,6 +121,37 @@ def test_noisy_chunks_have_less_and_more_of_the_actors_correction():
     np.testing.assert_allclose(corrections(2, correction_range=(1.0, 1.0)), 0.1, atol=1e-6)
     shares = corrections(40, correction_range=(0.5, 3.0))[:, 0, 0] / 0.1
     assert 0.5 <= shares.min() < 0.51 and 2.9 < shares.max() <= 3.0
+
+
+def test_the_critics_choose_from_several_chunks(monkeypatch):
+    """Critics that like the sum of the first action: in each environment the variant with the largest sum is played."""
+    model = make_model(learning_starts=0, num_envs=50, policy_kwargs={"candidates": 6})
+    model._setup_learn(1)
+    asked = []
+
+    def likes_the_first_action(observation, chunks):
+        assert len(observation["z_rl"]) == len(chunks) == 50
+        asked.append(chunks.numpy().reshape(50, 4, 7))
+        values = chunks[:, :7].sum(1)
+        return th.stack([values, values + 1.0, values - 4.0])
+
+    monkeypatch.setattr(model.policy.critic_target, "q_values", likes_the_first_action)
+    for warming_up, opens in ((True, False), (False, True)):  # critics that know nothing yet are not asked
+        monkeypatch.setattr(type(model), "_warming_up", warming_up)
+        model.search_opens = opens
+        model._sample_action(0, None, 50)
+        assert not asked
+    model.search_opens = False
+    played = model._sample_action(0, None, 50)[0]
+    assert len(asked) == 6
+    best = np.argmax([chunks[:, 0].sum(1) for chunks in asked], axis=0)
+    assert len(set(best)) == 6
+    np.testing.assert_array_equal(played, np.stack(asked)[best, np.arange(50)])
+    changed = np.stack(asked) - model._last_obs["vla_ref"]
+    assert len(np.unique(changed[..., 0, 0])) > 250  # each has noise of its own; some are clipped
+    model.policy.candidates = 1
+    model._sample_action(0, None, 50)
+    assert len(asked) == 6
 
 
 def test_held_noise():
