@@ -88,6 +88,7 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
         self._measure_unit()
         chunk = reference
         observation, _ = self.policy.obs_to_tensor(self._last_obs)
+        assert isinstance(observation, dict)
         if self.policy.starts_at_vla or not self._warming_up:  # another actor has not yet been fitted to the VLA
             with th.no_grad():
                 chunk = self.policy.training_actor(observation).cpu().numpy().reshape(reference.shape)
