@@ -136,7 +136,7 @@ MUTATIONS = dict(enumerate([
     Mutation("a share of successes in all tasks together", INDEX,
              "if not stratified:", "if True:", "common/replay/test_sampling.py"),
     Mutation("a share of successes also where there are none", INDEX,
-             "if all(map(len, kinds)) else", "if True else", "common/replay/test_sampling.py"),
+             "if not (len(with_mark) and len(without)):", "if False:", "common/replay/test_sampling.py"),
     # ------------------------------------------------------------------------------------ updates
     Mutation("pull: sum over the chunk instead of the mean", RLT,
              "loss = bc_coef * squared.mean()", "loss = bc_coef * squared.sum(1).mean()", "rlt/test_updates.py"),

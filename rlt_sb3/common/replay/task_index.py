@@ -7,6 +7,8 @@ class TaskIndex:
     """
     Slots that may be drawn, a dense list per task: adding, removing and drawing cost the same at any size.
 
+    Drawing a share of marked slots is the exception: it looks at all slots.
+
     :param size: number of slots
     """
 
@@ -89,11 +91,13 @@ class TaskIndex:
         parts = []
         for rows, size in zip(groups, _equal_shares(count, len(groups)), strict=True):
             has_mark = marked[rows]
-            kinds = rows[has_mark], rows[~has_mark]
-            first = round(size * share) if all(map(len, kinds)) else size * (len(kinds[0]) > 0)
-            for kind, size_of_kind in zip(kinds, (first, size - first), strict=True):
-                if size_of_kind:
-                    parts.append(kind[np.random.randint(0, len(kind), size=size_of_kind)])
+            with_mark, without = rows[has_mark], rows[~has_mark]
+            n_marked = round(size * share)
+            if not (len(with_mark) and len(without)):
+                n_marked = size if len(with_mark) else 0
+            for kind, number in ((with_mark, n_marked), (without, size - n_marked)):
+                if number:
+                    parts.append(kind[np.random.randint(0, len(kind), size=number)])
         return np.concatenate(parts)
 
 
