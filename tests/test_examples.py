@@ -14,6 +14,7 @@ import pytest
 from benchmark_helpers import import_benchmark
 from python_files import run_file
 
+from rlt_gym.core.hooks import check_hook
 from rlt_sb3.cli.main import parse
 from rlt_sb3.experiment.algorithms import get_algorithm
 from rlt_sb3.experiment.config import EnvConfig, shipped_configs
@@ -122,8 +123,10 @@ PRACTICED = set()
 def train_shortened(config, out):
     """The run that a configuration describes, shortened, on the environment without a simulator; equal ones once."""
     config.check()
-    env = config.env
-    config.env = EnvConfig(id="FakeRLToken-v0", num_envs=env.num_envs, chunk_length=env.chunk_length, kwargs=env.kwargs)
+    env, kwargs = config.env, dict(config.env.kwargs)
+    # who takes over needs a simulator: here only name and arguments are checked
+    check_hook("intervention", kwargs.pop("intervention", None), kwargs.pop("intervention_kwargs", None), 3)
+    config.env = EnvConfig(id="FakeRLToken-v0", num_envs=env.num_envs, chunk_length=env.chunk_length, kwargs=kwargs)
     config.out = str(out)
     config.progress = False
     config.total_chunks = 40
