@@ -199,17 +199,19 @@ class Collector:
                 self._model.action_noise.reset()
         return self._obs
 
-    def play(self, training: Parameters, on_trial: Parameters, orders: Orders) -> Played:
+    def play(self, training: Parameters, on_trial: Parameters, critics: Parameters, orders: Orders) -> Played:
         """
         Play one chunk in every environment.
 
         :param training: of the learner's training actor
         :param on_trial: of its actor on trial
+        :param critics: of its slow critics, if they choose among chunks
         :param orders: who plays
         :return: what happened
         """
         model = self._model
-        for name, (version, values) in (("training_actor", training), ("actor_on_trial", on_trial)):
+        sent = {"training_actor": training, "actor_on_trial": on_trial, "critic_target": critics}
+        for name, (version, values) in sent.items():
             if values and version != self._versions.get(name):
                 getattr(model.policy, name).load_state_dict(values)
                 self._versions[name] = version

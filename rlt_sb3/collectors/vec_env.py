@@ -23,6 +23,8 @@ from rlt_sb3.common.vec_env import CollectingVecEnv
 
 #: Seconds between two looks at how long an answer is overdue.
 LOOK = 5.0
+#: Updates between two times that collectors get the slow critics, which are larger than the actor and change little.
+CRITICS_EVERY = 50
 
 
 class Workers(Protocol):
@@ -178,10 +180,7 @@ class CollectorVecEnv(CollectingVecEnv):
         self._obs[worker] = self._workers.answer(worker, self._workers.call(worker, "reset", *self._start_of(worker)))
 
     def _take_model(self, model: Any) -> None:
-        """Give all collectors a copy of the learner, whose actors follow it and whose critics do not."""
-        candidates = getattr(model.policy, "candidates", 1)
-        if candidates != 1:
-            raise ValueError(f"policy_kwargs.candidates must be 1 with collectors, got {candidates}: leave it out.")
+        """Give all collectors a copy of the learner, whose actors follow it, and its slow critics where they choose."""
         file = io.BytesIO()
         model.save(file)
         self._saved = self._workers.put(file.getvalue())
@@ -272,13 +271,17 @@ class CollectorVecEnv(CollectingVecEnv):
             trial = gate.trial_number
         training = self._parameters("training", model._n_updates, model.policy.training_actor)
         trying = self._parameters("trying", trial, model.policy.actor_on_trial if trial else None)
+        version, critics = None, None
+        if model.critics_choose:
+            version, critics = model._n_updates // CRITICS_EVERY, model.policy.critic_target
+        choosing = self._parameters("choosing", version, critics)
         orders = Orders(players, trial, model.collecting_state())
-        self._asked[worker].append(self._workers.call(worker, "play", training, trying, orders))
+        self._asked[worker].append(self._workers.call(worker, "play", training, trying, choosing, orders))
 
-    def _parameters(self, name: str, version: Any, actor: Any) -> Any:
+    def _parameters(self, name: str, version: Any, module: Any) -> Any:
         """Store parameters where the collectors can fetch them, unless they are there already."""
         if name not in self._sent or self._sent[name][0] != version:
-            value: Parameters = (version, {} if actor is None else copied(actor.state_dict()))
+            value: Parameters = (version, {} if module is None else copied(module.state_dict()))
             self._sent[name] = (version, self._workers.put(value))
         return self._sent[name][1]
 

@@ -108,6 +108,11 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         """Whether only the critics follow their targets yet."""
         return self._n_updates <= self.critic_warmup_updates
 
+    @property
+    def critics_choose(self) -> bool:
+        """Whether the slow critics choose among several chunks now, so that collectors need them, too."""
+        return False
+
     def _convert_train_freq(self) -> None:
         """Read ``train_freq``: the unit "overlap" counts steps as Stable-Baselines3's "step" does."""
         given: Any = self.train_freq

@@ -358,11 +358,6 @@ class TrainConfig:
         if self.video_every is not None:
             raise ValueError("rollout.mode 'async' does not film training episodes: leave video_every out.")
         policy = self.settings.get("policy_kwargs") or {}
-        if policy.get("candidates", 1) != 1:
-            raise ValueError(
-                f"{self.algorithm}.policy_kwargs.candidates must be 1 with rollout.mode 'async', whose collectors have "
-                f"no critics, got {policy['candidates']!r}: leave one of them out."
-            )
         if policy.get("gripper_flip") == "auto":
             raise ValueError(
                 f"{self.algorithm}.policy_kwargs.gripper_flip 'auto' does not work with rollout.mode 'async': give a "

@@ -316,7 +316,7 @@ class RLTPolicy(TD3Policy):
         defaults. False: no offset, as with ``actor_mode="direct"``
     :param gripper: place of the gripper's command in an action; None: the robot has none. RLT sets it
     :param candidates: chunks with noise from which the slow critics choose in rollouts once the network learns, as in
-        "EXPO" (Dong et al., 2025); 1: they do not choose
+        "EXPO" (Dong et al., 2025). 1: they do not choose
     :param act_with: actor that plays in rollouts and evaluation: "target", the slow copy of the actor, or "online"
         (TD3)
     :param gated: evaluation plays the last actor that was deployed (:meth:`deploy`) instead, first the untrained one;
@@ -360,7 +360,7 @@ class RLTPolicy(TD3Policy):
         reference_input: bool = True,
         offset_search: dict[str, Any] | bool = True,
         gripper: int | None = None,
-        candidates: int = 1,
+        candidates: int = 8,
         act_with: str = "target",
         gated: bool = False,
     ):

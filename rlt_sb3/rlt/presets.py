@@ -28,6 +28,7 @@ PAPER: dict[str, Any] = {
         "actor_std": 0.05,
         "offset_search": False,
         "act_with": "online",
+        "candidates": 1,
         "n_critics": 2,
         "actor_q": "first",
         "layer_norm": False,

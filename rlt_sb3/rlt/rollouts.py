@@ -58,6 +58,11 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
             references = np.zeros((1, 1, 1)) if self._last_obs is None else self._last_obs["vla_ref"]
         return unit_from_spread(references)
 
+    @property
+    def critics_choose(self) -> bool:
+        """Whether the slow critics choose among several chunks: not before the actor's network learns from them."""
+        return self.policy.candidates > 1 and not (self._warming_up or self.search_opens)
+
     def _measure_unit(self) -> None:
         """Fix the unit that "auto" finds now: it must not change once the critics learn under this noise."""
         assert isinstance(self.replay_buffer, ChunkReplayBuffer)
@@ -120,8 +125,7 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
         :param action_noise: further noise, the same for all variants
         :return: chunks (n_envs, C, d) in [-1, 1]
         """
-        knows = not (self._warming_up or self.search_opens)
-        count, n_envs = self.policy.candidates if knows else 1, len(reference)
+        count, n_envs = self.policy.candidates if self.critics_choose else 1, len(reference)
         share = np.random.uniform(*self.correction_range, size=(count, n_envs, 1, 1))
         noise = np.random.normal(size=(count, *reference.shape)) * np.asarray(self.exploration_std) * self.action_unit
         if action_noise is not None:

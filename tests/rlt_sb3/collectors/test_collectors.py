@@ -13,7 +13,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import NormalActionNoise
 
 from rlt_sb3 import RLT
-from rlt_sb3.collectors.collector import OrderedSeats, Orders
+from rlt_sb3.collectors.collector import Collector, OrderedSeats, Orders
+from rlt_sb3.collectors.vec_env import CollectorVecEnv
+from rlt_sb3.common.contenders import copied
 
 
 class Arrivals(BaseCallback):
@@ -112,7 +114,7 @@ def test_episodes_are_those_of_one_environment_with_all_members():
 
 def test_trials_are_the_episodes_that_were_played_without_noise():
     """Baseline and candidates count what the VLA and the actor on trial have played, in the order of their start."""
-    model, steps = learned(700, gate={"window": 4, "share": 0.5, "level": 0.3}, bc_coef=2.0)
+    model, steps = learned(740, gate={"window": 4, "share": 0.5, "level": 0.3}, bc_coef=2.0)
     gate, episodes, running = model.gate, [], {}
     for envs, step, orders in steps:
         for row, env in enumerate(envs):
@@ -186,9 +188,31 @@ def test_one_collector_is_the_overlapped_loop(monkeypatch):
     assert ours._n_updates > 80 and same(ours.get_parameters(), theirs.get_parameters())
 
 
-def test_critics_cannot_choose_in_collectors():
-    with pytest.raises(ValueError, match=r"policy_kwargs\.candidates must be 1 with collectors, got 4: leave it out"):
-        learned(20, policy_kwargs={"candidates": 4})
+@pytest.mark.parametrize("candidates", [1, 4])
+def test_collectors_get_the_critics_that_choose(monkeypatch, candidates):
+    """They are the learner's slow critics, anew with the first order after every 50 updates."""
+    play, order, played, known = Collector.play, CollectorVecEnv._order, [], {}
+
+    def watched_play(self, training, on_trial, critics, orders):
+        result = play(self, training, on_trial, critics, orders)
+        mine = copied(self._model.policy.critic_target.state_dict())
+        played.append((self._model.critics_choose, orders.counters["_n_updates"], bool(critics[1]), mine))
+        return result
+
+    def watched_order(self, model, worker):
+        if model.critics_choose:
+            known.setdefault(model._n_updates // 50, copied(model.policy.critic_target.state_dict()))
+        order(self, model, worker)
+
+    monkeypatch.setattr(Collector, "play", watched_play)
+    monkeypatch.setattr(CollectorVecEnv, "_order", watched_order)
+    settings = {"net_arch": [32, 32], "offset_search": False, "candidates": candidates}
+    learned(300, critic_warmup_updates=20, policy_kwargs=settings)
+    assert [choose for choose, *_ in played] == [candidates > 1 and updates > 20 for _, updates, *_ in played]
+    assert [given for *_, given, _ in played] == [choose for choose, *_ in played]
+    seen = {updates // 50: mine for choose, updates, _, mine in played if choose}
+    assert (len(seen) > 4) == (candidates > 1)
+    assert all(same(mine, known[at]) for at, mine in seen.items())
 
 
 def test_collectors_play_all_the_time_so_nothing_overlaps():

@@ -86,10 +86,6 @@ def test_a_run_loses_a_collector_ends_and_goes_on(tmp_path, monkeypatch):
             ["--rollout.workers", "2", "--save_every", "9", "--rlt.policy_kwargs.gripper_flip", "auto"],
             "gripper_flip 'auto' does not work",
         ),
-        (
-            ["--rollout.workers", "2", "--save_every", "9", "--rlt.policy_kwargs.candidates", "8"],
-            "candidates must be 1 with rollout.mode 'async', whose collectors have no critics, got 8",
-        ),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(tmp_path, capsys, settings, message):
