@@ -72,6 +72,7 @@ SETTINGS: dict[str, Any] = dict(
         "token_input": True,
         "reference_input": True,
         "act_with": "target",
+        "candidates": 1,
     },
     device="cpu",
 )
