@@ -286,10 +286,10 @@ class WhoPlayed(BaseCallback):
 
 
 def test_the_offset_of_an_episode_is_that_of_its_player():
-    model = model_of(gate={"share": 0.5, "window": 4}, offset_search={"opening": 6, "share": 0.5}, exploration_std=0.2)
+    model = model_of(gate={"share": 0.5, "window": 5}, offset_search={"opening": 6, "share": 0.5}, exploration_std=0.2)
     model.search.FIRST, model.search.EVERY = 4, 2
     watch = WhoPlayed()
-    model.learn(540, callback=watch)
+    model.learn(500, callback=watch)
     assert min(watch.seen[kind] for kind in ("search", "copy", "VLA, opening", "VLA", "noise")) > 20
     assert model.policy.actor_on_trial.offset.any()
     counted = [vector for vector, _ in model.search.samples[0]]
