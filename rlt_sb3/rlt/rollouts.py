@@ -14,7 +14,7 @@ from rlt_sb3.common.gated_policy import TASK, TaskActors, tasks_of
 from rlt_sb3.common.noise import unit_from_spread
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.vec_env import CollectingVecEnv
-from rlt_sb3.rlt.features import TensorDict
+from rlt_sb3.rlt.features import RLTFeatures, TensorDict
 from rlt_sb3.rlt.gripper import GripperTrial
 from rlt_sb3.rlt.offset import OffsetSearch
 from rlt_sb3.rlt.policies import RLTPolicy
@@ -134,8 +134,11 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
         if count == 1:
             return variants[0]
         with th.no_grad():
+            critics = self.policy.critic_target
+            if isinstance(critics.features_extractor, RLTFeatures):  # once for all variants
+                observation = {**observation, "features": critics.features_extractor(observation)}
             chunks = th.as_tensor(variants, dtype=th.float32, device=self.device).flatten(2)
-            values = th.stack([self.policy.critic_target.q_values(observation, chunk).mean(0) for chunk in chunks])
+            values = th.stack([critics.q_values(observation, chunk).mean(0) for chunk in chunks])
         return variants[values.argmax(0).cpu().numpy(), np.arange(n_envs)]
 
     def _tasks(self) -> np.ndarray:

@@ -130,11 +130,13 @@ def test_the_critics_choose_from_several_chunks(monkeypatch):
     asked = []
 
     def likes_the_first_action(observation, chunks):
-        assert len(observation["z_rl"]) == len(chunks) == 50
+        assert len(observation["z_rl"]) == len(observation["features"]) == len(chunks) == 50
         asked.append(chunks.numpy().reshape(50, 4, 7))
         values = chunks[:, :7].sum(1)
         return th.stack([values, values + 1.0, values - 4.0])
 
+    seen = []
+    model.policy.critic_target.features_extractor.register_forward_hook(lambda *_: seen.append(1))
     monkeypatch.setattr(model.policy.critic_target, "q_values", likes_the_first_action)
     for warming_up, opens in ((True, False), (False, True)):  # critics that know nothing yet are not asked
         monkeypatch.setattr(type(model), "_warming_up", warming_up)
@@ -143,7 +145,7 @@ def test_the_critics_choose_from_several_chunks(monkeypatch):
         assert not asked
     model.search_opens = False
     played = model._sample_action(0, None, 50)[0]
-    assert len(asked) == 6
+    assert len(asked) == 6 and len(seen) == 1  # what the critics see is computed once for all variants
     best = np.argmax([chunks[:, 0].sum(1) for chunks in asked], axis=0)
     assert len(set(best)) == 6
     np.testing.assert_array_equal(played, np.stack(asked)[best, np.arange(50)])
