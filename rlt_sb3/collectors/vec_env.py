@@ -23,7 +23,7 @@ from rlt_sb3.common.vec_env import CollectingVecEnv
 
 #: Seconds between two looks at how long an answer is overdue.
 LOOK = 5.0
-#: Updates between two times that collectors get the slow critics, which are larger than the actor and change little.
+#: Collectors get new slow critics once in so many updates: they are larger than the actor, and change slowly.
 CRITICS_EVERY = 50
 
 
@@ -184,7 +184,7 @@ class CollectorVecEnv(CollectingVecEnv):
         file = io.BytesIO()
         model.save(file)
         self._saved = self._workers.put(file.getvalue())
-        self._model = model
+        self._model, self._sent = model, {}  # what was sent is another model's, even if its versions are the same
         given = [self._workers.call(worker, "take_model", self._saved) for worker in range(self._workers.count)]
         for worker, reference in enumerate(given):
             try:
@@ -271,10 +271,9 @@ class CollectorVecEnv(CollectingVecEnv):
             trial = gate.trial_number
         training = self._parameters("training", model._n_updates, model.policy.training_actor)
         trying = self._parameters("trying", trial, model.policy.actor_on_trial if trial else None)
-        version, critics = None, None
-        if model.critics_choose:
-            version, critics = model._n_updates // CRITICS_EVERY, model.policy.critic_target
-        choosing = self._parameters("choosing", version, critics)
+        choose = model.critics_choose
+        turn = model._n_updates // CRITICS_EVERY if choose else None
+        choosing = self._parameters("choosing", turn, model.policy.critic_target if choose else None)
         orders = Orders(players, trial, model.collecting_state())
         self._asked[worker].append(self._workers.call(worker, "play", training, trying, choosing, orders))
 

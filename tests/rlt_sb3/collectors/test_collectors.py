@@ -215,6 +215,29 @@ def test_collectors_get_the_critics_that_choose(monkeypatch, candidates):
     assert all(same(mine, known[at]) for at, mine in seen.items())
 
 
+def test_another_model_plays_with_its_own_parameters(tmp_path, monkeypatch):
+    """Although it has as many updates as the one before, so that versions are equal."""
+    venv, play, played = local(), Collector.play, []
+    settings = {"net_arch": [32, 32], "offset_search": False}
+    first, _ = learned(100, venv=venv, policy_kwargs=settings)
+    first.save(tmp_path / "model")
+    second = RLT.load(tmp_path / "model", env=venv, device="cpu")
+    with th.no_grad():
+        for parameter in second.policy.parameters():
+            parameter.add_(0.01)
+    names = ("training_actor", "critic_target")
+    expected = [copied(getattr(second.policy, name).state_dict()) for name in names]
+
+    def watched_play(self, *arguments):
+        result = play(self, *arguments)
+        played.append([copied(getattr(self._model.policy, name).state_dict()) for name in names])
+        return result
+
+    monkeypatch.setattr(Collector, "play", watched_play)
+    second.learn(1, reset_num_timesteps=False)
+    assert second.critics_choose and all(same(mine, its) for mine, its in zip(played[0], expected, strict=True))
+
+
 def test_collectors_play_all_the_time_so_nothing_overlaps():
     """RLT's default ``train_freq`` would leave updates owed for ever."""
     ours, theirs = (learned(150, train_freq=frequency)[0] for frequency in (1, (1, "overlap")))
