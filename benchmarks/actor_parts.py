@@ -81,7 +81,8 @@ def as_function(model: RLT, part: str, seen: list[Observation] | None = None) ->
         if seen is not None:
             seen.append({key: value.copy() for key, value in obs.items()})
         with th.no_grad():
-            chunks = actor(model.policy.obs_to_tensor(obs)[0])
+            tensors: Any = model.policy.obs_to_tensor(obs)[0]  # a dictionary, as the observations are
+            chunks = actor(tensors)
         return chunks.cpu().numpy().reshape(obs["vla_ref"].shape)
 
     return act

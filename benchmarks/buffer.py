@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--other-rows", type=int, default=20_000)
     args = parser.parse_args()
 
-    unbounded = {"low": -np.inf, "high": np.inf, "dtype": np.float32}
+    unbounded: dict[str, Any] = {"low": -np.inf, "high": np.inf, "dtype": np.float32}
     space = spaces.Dict(
         {
             "z_rl": spaces.Box(shape=(args.dim,), **unbounded),

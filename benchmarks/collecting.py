@@ -67,7 +67,7 @@ def make(config: TrainConfig, clocks: Clocks) -> tuple[Any, Any]:
         venv: Any = make_collectors(config)
         waits, inner = [(venv._workers, "ready"), (venv._workers, "answer")], None
     else:
-        env = make_training_env(config, "train")
+        env: Any = make_training_env(config, "train")
         venv = make_vec_env("rlt", env)
         inner = env.unwrapped
         waits = [(inner._workers, "answer")] if config.rollout.workers else [(inner._pool, "_ready")]

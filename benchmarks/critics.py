@@ -111,7 +111,7 @@ class Rows:
         totals, discounts, last = self.storage.returns(rows, n_steps, gamma)
         going = ~(self.storage.terminated | self.storage.truncated)[last]  # time-outs count as failures
         following = th.as_tensor(np.where(going, self.storage.next_slot[last], 0).astype(np.int64))
-        totals, factors = (th.as_tensor(values, dtype=th.float32) for values in (totals, discounts * going))
+        rewards, factors = (th.as_tensor(values, dtype=th.float32) for values in (totals, discounts * going))
         slots, target = th.as_tensor(rows), copy.deepcopy(critic)
         optimizer = th.optim.Adam(critic.parameters(), 3e-4, fused=True)
         for update in range(updates):
@@ -119,7 +119,7 @@ class Rows:
             here, there = slots[drawn], following[drawn]
             with th.no_grad():
                 value = target.q_values({"features": self.features[there]}, actions[there]).amin(0)
-                goal = (totals[drawn] + factors[drawn] * value).clamp(0.0, 1.0)
+                goal = (rewards[drawn] + factors[drawn] * value).clamp(0.0, 1.0)
             loss = (critic.q_values({"features": self.features[here]}, actions[here]) - goal).pow(2).mean(1).sum()
             optimizer.zero_grad()
             loss.backward()

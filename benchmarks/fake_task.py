@@ -125,7 +125,7 @@ def run(
     settings = SETTINGS | {"learning_starts": WARM_UP // length, "utd": SETTINGS["utd"] * length / CHUNK} | changes
     settings["policy_kwargs"] = SETTINGS["policy_kwargs"] | changes.get("policy_kwargs", {})
     start = time.process_time()
-    venv = make_venv(ENVS, length, seed=1000 * (seed + 1))
+    venv: Any = make_venv(ENVS, length, seed=1000 * (seed + 1))
     noise = HeldNoise(length, [NOISE] * venv.action_space.shape[1])
     model = RLT("MultiInputPolicy", venv, seed=seed, action_noise=noise, **settings)
     before = successes(model, length, states)

@@ -111,7 +111,7 @@ class Campaign:
         #: What followed (init_index, step) when it was seen first.
         self.seen: dict[tuple[int, int], tuple[Any, ...]] = {}
         self.repeated = self.transitions = 0
-        limits = {"max_episode_steps": 10**5, "max_restarts": 10**6}
+        limits: dict[str, Any] = {"max_episode_steps": 10**5, "max_restarts": 10**6}
         self.env = LiberoVectorEnv(num_envs, chunk_length=CHUNK, **limits, **SETTINGS)
         self.obs, self.infos = self.env.reset(seed=seed)
 

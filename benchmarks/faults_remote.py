@@ -177,7 +177,8 @@ class Campaign:
 
     def run(self, faults: tuple[str, ...], inject: Callable[[str], None], injections: int, minutes: float) -> None:
         """All faults in turn, in random order within a turn, as many as the time allows."""
-        deadline, plan = time.monotonic() + 60 * minutes, []
+        deadline = time.monotonic() + 60 * minutes
+        plan: list[str] = []
         while len(plan) < injections:
             plan += self.random.sample(faults, len(faults))
         for number, name in enumerate(plan[:injections], start=1):
@@ -223,10 +224,14 @@ def break_server(injections: int, minutes: float, seed: int) -> Campaign:
         proxy.after = campaign.random.randrange(1 << 16)
         pids, again = list(env.unwrapped.worker_pids), threading.Thread(target=start)
 
+        def begin_again() -> None:
+            servers[-1].kill()
+            again.start()
+
         def break_it() -> None:
             if name == "server killed":
                 delay = campaign.random.uniform(0, 0.5)
-                threading.Timer(delay, lambda: (servers[-1].kill(), again.start())).start()
+                threading.Timer(delay, begin_again).start()
             elif name == "server stopped":
                 os.kill(servers[-1].pid, signal.SIGSTOP)
                 vla._connection.timeout = 0.3
@@ -263,7 +268,7 @@ def break_ray(injections: int, minutes: float, seed: int) -> Campaign:
     from rlt_gym.cluster.vector_env import RayVectorEnv
 
     with connected(RayConfig(), 2) as ray:
-        env = RayVectorEnv(partial(make, 1, row_by_row=True), 2, 1, "eval", 0, max_restarts=10**6)
+        env: Any = RayVectorEnv(partial(make, 1, row_by_row=True), 2, 1, "eval", 0, max_restarts=10**6)
         campaign = Campaign(env, env, seed)
 
         def pids_of(worker: int) -> tuple[int, list[int]]:

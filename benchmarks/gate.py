@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch as th
 
 from rlt_sb3.common.chunk_outcome import ChunkOutcome
+from rlt_sb3.common.gated_policy import GatedPolicy
 from rlt_sb3.common.policy_gate import PolicyGate
 from rlt_sb3.common.stats import wilson_interval
 from rlt_sb3.common.trials import Sample, Trial, more_successes_p
@@ -62,13 +64,13 @@ class Copies:
         """Put a copy of the training actor on trial."""
         self.on_trial = self.training
 
-    def deploy(self, parameters: dict[str, Player]) -> None:
+    def deploy(self, parameters: Mapping[str, Any]) -> None:
         """Deploy a player."""
         self.deployed = parameters["player"]
 
-    actor_on_trial = property(lambda self: Actor(self.on_trial))
-    actor_deployed = property(lambda self: Actor(self.deployed))
-    training_actor = property(lambda self: Actor(self.training))
+    actor_on_trial: Any = property(lambda self: Actor(self.on_trial))
+    actor_deployed: Any = property(lambda self: Actor(self.deployed))
+    training_actor: Any = property(lambda self: Actor(self.training))
 
 
 class Actor:
@@ -89,7 +91,7 @@ class Actor:
 class LastGate(PolicyGate):
     """The rule before: the last actor that has passed is deployed, unless it is worse than the one before it."""
 
-    def _rank(self, policy: Copies) -> None:
+    def _rank(self, policy: GatedPolicy) -> None:
         new, *others = self.contenders
         if new.number == self.passed and others and self._worse(new, others[0]):
             self.contenders = others
@@ -171,7 +173,7 @@ def play(
         yield chunks + n_envs * unit, "trials", policy
 
 
-def run(vla: Player, learner: Callable[[float], Player], n_envs: int, auditions: int = 0, **settings: float) -> tuple:
+def run(vla: Player, learner: Callable[[float], Player], n_envs: int, auditions: int = 0, **settings: Any) -> tuple:
     """
     One run, until the first deployment; see :func:`play`.
 
@@ -272,7 +274,7 @@ CASES: dict[str, tuple[Player, Callable[[float], Player], int]] = {
     "95 % in 8 chunks, actor 95 % in 6": (Player(0.95, SLOW), constant(Player(0.95, QUICK)), 0),
 }
 #: VLA's rate, and :func:`wandering`: rates at first and in the end, spread
-WANDERING = {
+WANDERING: dict[str, tuple[float, float, float, float]] = {
     "63 %, actor from 50 % to 85 %, spread 0.5": (0.63, 0.5, 0.85, 0.5),
     "63 %, actor from 50 % to 92 %, spread 1": (0.63, 0.5, 0.92, 1.0),
     "35 %, actor from 30 % to 80 %, spread 1": (0.35, 0.3, 0.8, 1.0),
@@ -283,18 +285,22 @@ RULES = {"last": LastGate, "best": PolicyGate}
 PROMISED = ("63 %, actor 53 %, 6 auditions", "63 %, actor 63 %, 6 auditions", "82 %, actor 92 %, 6 auditions")
 
 
-def replacements(runs: int, n_envs: int, auditions: int, seed: int, **settings: float) -> Iterator[str]:
+def replacements(runs: int, n_envs: int, auditions: int, seed: int, **settings: Any) -> Iterator[str]:
     """Yield the table that compares what is deployed under the two rules."""
     yield "| VLA, actor | auditions | rule | runs | mean rate | last rate | regret | largest regret | replacements |"
     yield "|---|---|---|---|---|---|---|---|---|"
-    for name, (vla, *path) in WANDERING.items():
+    for name, (vla, first, last, spread) in WANDERING.items():
         for played in (0, auditions):
             for rule, gate_class in RULES.items():
                 results = []
                 for number in range(runs):
                     np.random.seed([seed, number, list(WANDERING).index(name)])
-                    results.append(follow(gate_class(**settings), Player(vla), wandering(*path), n_envs, played))
+                    learner = wandering(first, last, spread)
+                    results.append(follow(gate_class(**settings), Player(vla), learner, n_envs, played))
                 known = [result for result in results if result]
+                if not known:
+                    yield f"| {name} | {played} | {rule} | 0 | - | - | - | - | - |"
+                    continue
                 mean = {key: np.mean([result[key] for result in known]) for key in known[0]}
                 yield (
                     f"| {name} | {played} | {rule} | {len(known)} | {mean['mean']:.3f} | {mean['last']:.3f} | "

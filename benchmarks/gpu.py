@@ -60,7 +60,8 @@ def learner(device: str, small: bool) -> list[dict[str, Any]]:
         times = benchmark.measure(models, batch, 4 if small else 100, 2 if small else 7, time.perf_counter)
         middle = {name: sorted(values)[len(values) // 2] for name, values in times.items()}
         ratios = {f"{name} / TD3": middle["TD3"] / value for name, value in middle.items() if name != "TD3"}
-        draw_four = partial(models["RLT"].replay_buffer.sample_batches, 4, batch, models["RLT"]._add_features)
+        rlt: Any = models["RLT"]
+        draw_four = partial(rlt.replay_buffer.sample_batches, 4, batch, rlt._add_features)
         drawn = seconds(device, draw_four, 20)
         shown = {"TD3 updates/s": 1.0 / middle["TD3"], "drawing, ms an update": 1000 * drawn / 4}
         rows.append({"z_rl": dim, "batch": batch, **shown, **ratios})
@@ -71,8 +72,8 @@ def vla(device: str, small: bool) -> list[dict[str, Any]]:
     """Observations per second of a VLA's forward pass."""
     from transformers import GemmaConfig, GemmaModel, SiglipVisionConfig, SiglipVisionModel
 
-    towers = dict(hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, num_attention_heads=16)
-    language = dict(hidden_size=2048, intermediate_size=16384, num_hidden_layers=18, num_attention_heads=8)
+    towers: Any = dict(hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, num_attention_heads=16)
+    language: Any = dict(hidden_size=2048, intermediate_size=16384, num_hidden_layers=18, num_attention_heads=8)
     if small:
         towers |= dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
         language |= dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2)

@@ -14,6 +14,7 @@ process, so that other processes do not count.
 import argparse
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch as th
@@ -33,8 +34,8 @@ def make_models(dim: int, batch: int, rows: int, device: str) -> dict[str, TD3]:
     def venv() -> GymnasiumVecEnv:
         return GymnasiumVecEnv(FakeRLTokenVectorEnv(4, chunk_length=CHUNK, token_dim=dim, seed=0))
 
-    shared = dict(learning_starts=10 * rows, buffer_size=2 * rows, batch_size=batch, seed=0, device=device)
-    without = {"offset_search": False}  # the actor would not be updated while the search opens
+    shared: Any = dict(learning_starts=10 * rows, buffer_size=2 * rows, batch_size=batch, seed=0, device=device)
+    without: dict[str, Any] = {"offset_search": False}  # the actor would not be updated while the search opens
     networks = {"net_arch": NET, "layer_norm": False, "n_critics": 2, "actor_q": "first", **without}
 
     def equal_rlt(critic_precision: str = "float32", **more: bool) -> RLT:

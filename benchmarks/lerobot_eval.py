@@ -200,7 +200,8 @@ class Rlt:
     def __init__(self, args: argparse.Namespace):
         from rlt_gym.vla import load_vla
 
-        self._args, self.clock, self._recorder, self._env = args, Clock(), Recorder(), None
+        self._args, self.clock, self._recorder = args, Clock(), Recorder()
+        self._env: Any = None
         self._vla = load_vla(args.policy)
         self._vla.forward = self.clock.timed(self._vla.forward)  # type: ignore[method-assign]
 
@@ -298,7 +299,7 @@ def compare(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     """How far two episodes from the same initial state are the same."""
     both = min(len(theirs["actions"]), len(ours["actions"]))
     apart = np.abs(theirs["actions"][:both].clip(-1, 1) - ours["actions"][:both]).max(axis=1)
-    row = {name: list(side["outcome"]) for name, side in (("lerobot-eval", theirs), ("rlt eval", ours))}
+    row: dict[str, Any] = {name: list(side["outcome"]) for name, side in (("lerobot-eval", theirs), ("rlt eval", ours))}
     row["largest_difference_of_actions"] = float(apart.max())
     row["final_observation"] = None  # after different numbers of steps there is nothing to compare
     if theirs["outcome"] == ours["outcome"]:

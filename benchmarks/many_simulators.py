@@ -34,7 +34,7 @@ from rlt_sb3 import RLT, GymnasiumVecEnv
 
 PARTS = ("transport", "choosing", "storing", "updates")
 #: of the shipped VLA
-SIZES = {"chunk_length": 8, "token_dim": 128, "max_episode_steps": 64}
+SIZES: dict[str, Any] = {"chunk_length": 8, "token_dim": 128, "max_episode_steps": 64}
 #: Critic updates in each vector step: enough to time them, whatever the number of simulators.
 UPDATES = 8
 

@@ -47,7 +47,7 @@ def measure(nodes: int, simulators: int, steps: int) -> dict[str, float]:
     """Measure a cluster of so many nodes, with one worker on each."""
     from ray.cluster_utils import Cluster
 
-    store = {"object_store_memory": 80 << 20}
+    store: dict[str, Any] = {"object_store_memory": 80 << 20}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **store})
     try:
         for _ in range(nodes):

@@ -200,7 +200,9 @@ def matrices(rows: list[dict[str, Any]], score: str) -> dict[str, np.ndarray]:
     :return: setting -> (seeds, tasks), of the tasks and seeds that every setting has finished
     """
     found = {key(row): row[score] for row in rows}
-    settings, tasks, seeds = (list(dict.fromkeys(run[i] for run in found)) for i in range(3))
+    settings = list(dict.fromkeys(setting for setting, _, _ in found))
+    seeds = list(dict.fromkeys(seed for _, _, seed in found))
+    tasks = list(dict.fromkeys(task for _, task, _ in found))
     tasks = [task for task in tasks if all((one, task, seed) in found for one in settings for seed in seeds)]
     return {one: np.array([[found[one, task, seed] for task in tasks] for seed in seeds]) for one in settings}
 

@@ -101,6 +101,7 @@ def time_parts(simulator: LiberoSimulator, chunks: np.ndarray) -> dict[str, floa
     simulator.reset("eval", 0)
     _play(simulator, chunks[:1], False)
     timers = simulator.data.timer
+    assert _now.address is not None
     mujoco.set_mjcb_time(ctypes.cast(_now.address, ctypes.CFUNCTYPE(ctypes.c_double)))
     for timer in timers:
         timer.duration = 0.0

@@ -80,14 +80,15 @@ def training_memory(num_envs: int, arguments: argparse.Namespace) -> dict[str, A
     env = make_rl_token_libero_vec(
         num_envs, arguments.suite, [arguments.task], assets=arguments.assets, render=arguments.render, device=device
     )
-    settings = {"learning_starts": num_envs, "critic_warmup_updates": 0}
-    at_once = {"offset_search": {"opening": 0}}  # else the actor is not updated while the search opens
+    settings: dict[str, Any] = {"learning_starts": num_envs, "critic_warmup_updates": 0}
+    at_once: dict[str, Any] = {"offset_search": {"opening": 0}}  # else the actor is not updated while the search opens
     model = RLT("MultiInputPolicy", GymnasiumVecEnv(env), device=device, seed=0, policy_kwargs=at_once, **settings)
     model.learn(4 * num_envs)
     raw = env.unwrapped
     assert isinstance(raw, LiberoVectorEnv)
     zygote = parent_of(raw.worker_pids[0])
-    modules = {"VLA": env.vla.net, "RL token": env.encoder, "actor": model.actor, "critics": model.critic}
+    vla: Any = env.vla
+    modules = {"VLA": vla.net, "RL token": env.encoder, "actor": model.actor, "critics": model.critic}
     found = {
         "workers": sum(pss_mb(pid) for pid in raw.worker_pids),
         "zygote": pss_mb(zygote) if zygote != os.getpid() else 0.0,
