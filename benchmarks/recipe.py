@@ -11,7 +11,8 @@ that needs another Python environment has ``{python: FILE, arguments: ...}``. Ru
 repeated, and go on from their last checkpoint if they were interrupted. The frozen VLA of a task plays in its first
 run; later seeds, and settings with the same environment, take its outcomes from there. ``--tasks``, ``--only`` and
 ``--seeds`` choose a part of the queue for this machine; ``--rows`` reads what ``--json`` of the other machines has
-written: those runs are in the tables, and are not repeated. As many run at once as there are cores, so that all cores
+written: those runs are in the tables, and are not repeated. ``--json`` keeps the runs of its file that this command
+does not choose; the statistics in it are those of the tables. As many run at once as there are cores, so that all cores
 are busy; start nothing else, or minutes mean little.
 
 The tables show, for each run, the frozen VLA and RLT on held-out states, how many of them only this run solves, and how
@@ -239,7 +240,9 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, help="instead of those of the file")
     parser.add_argument("--table", action="store_true", help="make no runs")
     parser.add_argument("--by-setting", action="store_true", help="tables with the seeds of a setting in one line")
-    parser.add_argument("--json", type=Path, help="benchmarks/results/ and the file's name by default")
+    parser.add_argument(
+        "--json", type=Path, help="benchmarks/results/ and the file's name by default; keeps other runs"
+    )
     parser.add_argument("--rows", type=Path, nargs="+", default=[], help="files that --json has written elsewhere")
     parser.add_argument("--figure", type=Path, help="picture of the practicing actors' learning curves")
     args = parser.parse_args()
@@ -247,6 +250,8 @@ def main() -> None:
         load_rliable()  # its absence must not show after hours of runs
         whole = read_settings(args.settings)
         settings, elsewhere = select(whole, args), made_elsewhere(args.rows)
+        written = args.json or ROOT / "benchmarks" / "results" / f"{args.settings.stem}.json"
+        kept = made_elsewhere([written]) if written.exists() else {}  # of other tasks, say: they stay in the file
     except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
     out = args.out or Path("runs") / args.settings.stem
@@ -266,8 +271,9 @@ def main() -> None:
     if not rows:
         parser.error(f"no run in {out} is finished")
     results = aggregate(rows)
-    with replacing(args.json or ROOT / "benchmarks" / "results" / f"{args.settings.stem}.json") as temporary:
-        temporary.write_text(json.dumps({"runs": rows, "settings": results}, indent=1) + "\n")
+    kept |= {key(row): row for row in rows}
+    with replacing(written) as temporary:
+        temporary.write_text(json.dumps({"runs": list(kept.values()), "settings": results}, indent=1) + "\n")
     if args.figure:
         figure(rows, args.figure)
     print(by_setting(rows) if args.by_setting else table(rows), comparison(results), sep="\n\n")

@@ -268,6 +268,12 @@ def test_runs_of_another_machine_are_not_repeated(recipe, tmp_path, monkeypatch,
     rows = json.loads((tmp_path / "b.json").read_text())["runs"]
     assert len({(row["setting"], row["task"], row["seed"]) for row in rows}) == 8
     assert "| two | RLT | 1 |" in table and "| two | long returns | 1 |" in table
+    made.clear()
+    (tmp_path / "two.json").write_text(json.dumps({"runs": [rows[0] | {"seed": 99}, rows[1] | {"area": -1.0}]}))
+    table = command("two", "--rows", str(tmp_path / "b.json"), "--only", rows[1]["setting"])
+    kept, replaced, *others = json.loads((tmp_path / "two.json").read_text())["runs"]
+    assert not made and kept == rows[0] | {"seed": 99} and replaced == rows[1]  # in the file, not in the table
+    assert {row["setting"] for row in others} == {rows[1]["setting"]} and "| 99 |" not in table
     for arguments, says in (
         (["--rows", str(tmp_path / "a.json"), str(tmp_path / "b.json")], "has runs that a file before it has as well"),
         (["--rows", str(tmp_path / "file.yaml")], "must have been written by --json"),
