@@ -305,3 +305,16 @@ def test_bad_settings_files(recipe, tmp_path):
     path.write_text(json.dumps({"seeds": [0], "settings": {"a": ""}, "tasks": {"b": {"config": "demo"}}}))
     with pytest.raises(ValueError, match=r"Task 'b' of .* may have python and arguments, got"):
         recipe.read_settings(path)
+
+
+def test_published_rows_are_of_their_settings_file(recipe):
+    """A command writes ``results/NAME.json`` for ``recipes/NAME.yaml``: no other benchmark may have this name."""
+    published = []
+    for file in sorted((recipe.ROOT / "benchmarks" / "recipes").glob("*.yaml")):
+        settings, rows = recipe.read_settings(file), recipe.ROOT / "benchmarks" / "results" / f"{file.stem}.json"
+        if rows.exists():
+            published += [file.stem]
+            made = recipe.made_elsewhere([rows])
+            allowed = {run.key for run in recipe.queue(settings, Path())}
+            assert made.keys() <= allowed, sorted(made.keys() - allowed)
+    assert {"held_out", "results_page"} <= set(published)
