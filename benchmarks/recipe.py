@@ -192,11 +192,11 @@ def play(runs: list[Run], parallel: int) -> Iterator[Run]:
         yield from pool.map(one, [run for run in runs if not run.finished])
 
 
-def made_elsewhere(files: list[Path]) -> dict[Key, dict[str, Any]]:
+def read_rows(files: list[Path]) -> dict[Key, dict[str, Any]]:
     """
-    Read runs that other machines have made.
+    Read the runs in files of results.
 
-    :param files: what ``--json`` of this command has written there
+    :param files: what ``--json`` of this command has written, here or on other machines
     :return: (setting, task, seed) -> row of the table
     :raises ValueError: if a file is not of this command, or two of them have the same run
     """
@@ -249,9 +249,9 @@ def main() -> None:
     try:
         load_rliable()  # its absence must not show after hours of runs
         whole = read_settings(args.settings)
-        settings, elsewhere = select(whole, args), made_elsewhere(args.rows)
+        settings, elsewhere = select(whole, args), read_rows(args.rows)
         written = args.json or ROOT / "benchmarks" / "results" / f"{args.settings.stem}.json"
-        kept = made_elsewhere([written]) if written.exists() else {}  # of other tasks, say: they stay in the file
+        read_rows([written] if written.exists() else [])  # a file of something else must not show after hours of runs
     except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
     out = args.out or Path("runs") / args.settings.stem
@@ -271,6 +271,7 @@ def main() -> None:
     if not rows:
         parser.error(f"no run in {out} is finished")
     results = aggregate(rows)
+    kept = read_rows([written] if written.exists() else [])  # now: another command may have added runs meanwhile
     kept |= {key(row): row for row in rows}
     with replacing(written) as temporary:
         temporary.write_text(json.dumps({"runs": list(kept.values()), "settings": results}, indent=1) + "\n")

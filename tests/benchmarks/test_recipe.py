@@ -274,6 +274,11 @@ def test_runs_of_another_machine_are_not_repeated(recipe, tmp_path, monkeypatch,
     kept, replaced, *others = json.loads((tmp_path / "two.json").read_text())["runs"]
     assert not made and kept == rows[0] | {"seed": 99} and replaced == rows[1]  # in the file, not in the table
     assert {row["setting"] for row in others} == {rows[1]["setting"]} and "| 99 |" not in table
+    late = tmp_path / "late.json"  # another command writes this file while the runs are made
+    monkeypatch.setattr(recipe, "aggregate", lambda _: late.write_text(json.dumps({"runs": rows[:1]})) and [])
+    command("late", "--rows", str(tmp_path / "b.json"), "--tasks", rows[-1]["task"], "--only", rows[-1]["setting"])
+    first, *others = json.loads(late.read_text())["runs"]
+    assert first == rows[0] and len(others) == 2 and rows[-1] in others
     for arguments, says in (
         (["--rows", str(tmp_path / "a.json"), str(tmp_path / "b.json")], "has runs that a file before it has as well"),
         (["--rows", str(tmp_path / "file.yaml")], "must have been written by --json"),
@@ -314,7 +319,7 @@ def test_published_rows_are_of_their_settings_file(recipe):
         settings, rows = recipe.read_settings(file), recipe.ROOT / "benchmarks" / "results" / f"{file.stem}.json"
         if rows.exists():
             published += [file.stem]
-            made = recipe.made_elsewhere([rows])
+            made = recipe.read_rows([rows])
             allowed = {run.key for run in recipe.queue(settings, Path())}
             assert made.keys() <= allowed, sorted(made.keys() - allowed)
     assert {"held_out", "results_page"} <= set(published)
