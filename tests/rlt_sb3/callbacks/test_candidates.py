@@ -1,6 +1,7 @@
 """The practicing actor's own evaluations are kept and shown beside those of what ``predict`` plays."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -138,6 +139,14 @@ def test_page_and_curve_show_the_practicing_actor(tmp_path, monkeypatch):
     ]
     assert drawn["practicing actor, selection states (lowest: 3/20 at 3,600 chunks)"] == [0.2, 0.75, 0.15]
     assert drawn["RLT deployed (what predict() plays), selection states"].tolist() == [0.5, 0.5, 0.75, 0.8]
+
+
+def test_an_actor_that_plays_exactly_like_the_vla_is_shown_as_the_vla(tmp_path):
+    data = points_of_a_run()
+    data["selection"][0]["candidate"] = data["selection"][0]["evaluation"]
+    (tmp_path / "evaluations.json").write_text(json.dumps(data))
+    page = re.sub(r">\s+<", "><", write_report(tmp_path).read_text())
+    assert "<td>10/20 (the VLA's chunks)</td><td>10/20</td>" in page
 
 
 def test_practice_is_shown_in_robot_minutes(tmp_path):
