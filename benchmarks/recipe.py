@@ -7,7 +7,8 @@ Compare settings of ``rlt train`` over tasks and seeds: a queue of runs, and the
 
 A settings file has the arguments of ``rlt train`` that all runs share (``common``), those of each task (``tasks``) and
 of each setting (``settings``), and ``seeds``. The first setting is the one that the others are compared with. A task
-that needs another Python environment has ``{python: FILE, arguments: ...}``. Runs are kept in ``--out``, are not
+that needs another Python environment has ``{python: FILE, arguments: ...}``. ``{task}`` in arguments becomes the task's
+name with ``_`` for spaces, for files that each task has of its own. Runs are kept in ``--out``, are not
 repeated, and go on from their last checkpoint if they were interrupted. The frozen VLA of a task plays in its first
 run; later seeds, and settings with the same environment, take its outcomes from there. ``--tasks``, ``--only`` and
 ``--seeds`` choose a part of the queue for this machine; ``--rows`` reads what ``--json`` of the other machines has
@@ -138,6 +139,7 @@ def queue(settings: dict[str, Any], out: Path, whole: dict[str, Any] | None = No
         for task, of_task in settings["tasks"].items():
             for setting, arguments in settings["settings"].items():
                 words = " ".join([settings["common"], of_task.get("arguments") or "", arguments or ""])
+                words = words.replace("{task}", task.replace(" ", "_"))
                 folder = out / folder_name(setting, task, seed)
                 players = sharing if setting in sharing else [setting]
                 same_vla = tuple(out / folder_name(player, task, other) for other in seeds for player in players)

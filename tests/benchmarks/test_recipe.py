@@ -64,6 +64,13 @@ def test_order_and_arguments_of_the_queue(runs, tmp_path):
     assert command[10:16] == ["--out", str(tmp_path), "--name", "long_returns-two-seed0", "--seed", "0"]
 
 
+def test_a_setting_can_name_a_file_for_each_task(recipe, tmp_path):
+    path = tmp_path / "file.yaml"
+    path.write_text("tasks: {a 1: '', b 2: ''}\nsettings: {own: '--env.rl_token {task}_x.safetensors'}\nseeds: [0]\n")
+    words = [run.arguments for run in recipe.queue(recipe.read_settings(path), tmp_path)]
+    assert words == [("--env.rl_token", "a_1_x.safetensors"), ("--env.rl_token", "b_2_x.safetensors")]
+
+
 def test_an_interrupted_run_goes_on_and_a_finished_one_is_not_repeated(recipe, runs, monkeypatch):
     begun, interrupted, finished, new = runs[:4]
     for run, file in ((begun, "config.yaml"), (interrupted, "checkpoints/a/model.zip"), (finished, "report.html")):
