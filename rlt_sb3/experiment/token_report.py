@@ -37,8 +37,8 @@ def check_token(config: EnvConfig, accept: bool) -> None:
     found = f"The RL token {name} does not keep a limit, as {verdict.report.name} says: {'; '.join(verdict.failures)}."
     if not accept:
         raise ValueError(
-            f"{found} Train it longer (`rlt pretrain-token` with more --steps or --demos), or use it all the same with "
-            "--accept_poor_token true."
+            f"{found} Train it longer (`rlt pretrain-token` with more --steps or --demos, and with context "
+            "dropout, 0.9 by default), or use it all the same with --accept_poor_token true."
         )
     _warn(f"{found} It is used all the same (accept_poor_token).")
 
