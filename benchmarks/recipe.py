@@ -8,8 +8,8 @@ Compare settings of ``rlt train`` over tasks and seeds: a queue of runs, and the
 A settings file has the arguments of ``rlt train`` that all runs share (``common``), those of each task (``tasks``) and
 of each setting (``settings``), and ``seeds``. The first setting is the one that the others are compared with. A task
 that needs another Python environment has ``{python: FILE, arguments: ...}``. ``{task}`` in arguments becomes the task's
-name with ``_`` for spaces, for files that each task has of its own. Runs are kept in ``--out``, are not
-repeated, and go on from their last checkpoint if they were interrupted. The frozen VLA of a task plays in its first
+name as in names of folders, ``libero_goal_2``: for files that each task has of its own. Runs are kept in ``--out``, are
+not repeated, and go on from their last checkpoint if they were interrupted. The frozen VLA of a task plays in its first
 run; later seeds, and settings with the same environment, take its outcomes from there. ``--tasks``, ``--only`` and
 ``--seeds`` choose a part of the queue for this machine; ``--rows`` reads what ``--json`` of the other machines has
 written: those runs are in the tables, and are not repeated. ``--json`` keeps the runs of its file that this command
@@ -139,7 +139,7 @@ def queue(settings: dict[str, Any], out: Path, whole: dict[str, Any] | None = No
         for task, of_task in settings["tasks"].items():
             for setting, arguments in settings["settings"].items():
                 words = " ".join([settings["common"], of_task.get("arguments") or "", arguments or ""])
-                words = words.replace("{task}", task.replace(" ", "_"))
+                words = words.replace("{task}", in_file_name(task))
                 folder = out / folder_name(setting, task, seed)
                 players = sharing if setting in sharing else [setting]
                 same_vla = tuple(out / folder_name(player, task, other) for other in seeds for player in players)
@@ -156,7 +156,16 @@ def folder_name(setting: str, task: str, seed: int) -> str:
     :param task: name of the task
     :param seed: seed of the run
     """
-    return "-".join(text.replace(",", "").replace(" ", "_") for text in (setting, task, f"seed{seed}"))
+    return "-".join(map(in_file_name, (setting, task, f"seed{seed}")))
+
+
+def in_file_name(text: str) -> str:
+    """
+    Write a name of the settings file as it stands in names of files.
+
+    :param text: name of a setting or task
+    """
+    return text.replace(",", "").replace(" ", "_")
 
 
 def has_own_vla(arguments: str) -> bool:
