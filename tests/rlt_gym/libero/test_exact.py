@@ -1,6 +1,6 @@
 """Physics and pictures equal those of stock LIBERO, live and bit for bit.
 
-``pytest -m exact`` plays two episodes of 300 control steps (or the expert's way to success) of eleven tasks, on the
+``pytest -m exact`` plays two episodes of 300 control steps (or the expert's way to success) of 13 tasks, on the
 official assets where ``RLT_LIBERO_ASSETS`` names them and on the embedded ones. The default run plays a short slice.
 """
 
@@ -17,7 +17,7 @@ from rlt_gym.libero.vector_env import LiberoVectorEnv
 
 SCRIPT = ROOT / "tests" / "helpers" / "compare_with_stock.py"
 ASSETS = ["embedded", pytest.param("official", marks=pytest.mark.official)]
-#: Over all four suites; with drawers (goal 0, 3, spatial 4, libero_10 3), stove (goal 1, 7, libero_10 2) and experts.
+#: Over all five suites; with drawers (goal 0, 3, spatial 4, libero_10 3), stove (goal 1, 7, libero_10 2) and experts.
 CASES = [
     ("libero_goal", 0, False),
     ("libero_goal", 1, True),
@@ -30,6 +30,8 @@ CASES = [
     ("libero_10", 2, False),
     ("libero_10", 3, False),
     ("libero_10", 7, False),
+    ("libero_90", 30, False),
+    ("libero_90", 60, False),
 ]
 
 
