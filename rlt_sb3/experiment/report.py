@@ -276,7 +276,8 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
         panels[1].set_ylabel("value")
         panels[1].legend(fontsize=8)
         panels[1].grid(alpha=0.3)
-    panels[-1].set_xlabel("control steps of training")
+    wall = f" ({data['training']['minutes']:.1f} minutes in all)" if "training" in data else ""
+    panels[-1].set_xlabel(f"control steps of training{wall}")
     frequency = data.get("control_frequency")
     if frequency is not None:
         a_minute = 60.0 * frequency

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch as th
+from matplotlib.figure import Figure
 from rlt_models import fast, make_model
 from run_helpers import small
 
@@ -168,6 +169,23 @@ def test_practice_is_shown_in_robot_minutes(tmp_path):
     assert milestones(data)[1] == "90 %: after 18,000 control steps"
     data["vla_selection"] |= {"successes": 15}  # 75 % and 30 points more are not a rate
     assert milestones(data) == ["90 %: after 18,000 control steps"]
+
+
+def test_learning_curve_shows_robot_minutes_and_minutes(tmp_path, monkeypatch):
+    """24,000 control steps at 20 Hz are 20 robot minutes. A run that has not finished knows no minutes in all."""
+    data, figures = points_of_a_run(), []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: figures.append(figure))
+    monkeypatch.setattr("os.replace", lambda *args: None)
+    write_learning_curve(tmp_path, data)
+    data |= {"control_frequency": 20.0, "training": {"control_steps": 27_900, "minutes": 3.04}}
+    write_learning_curve(tmp_path, data)
+    labels = [figure.axes[0].get_xlabel() for figure in figures]
+    assert labels == ["control steps of training", "control steps of training (3.0 minutes in all)"]
+    assert not figures[0].axes[0].child_axes
+    (top,) = figures[1].axes[0].child_axes
+    figures[1].axes[0].set_xlim(0, 24_000)
+    figures[1].canvas.draw()
+    assert top.get_xlabel() == "robot minutes" and top.get_xlim() == pytest.approx((0, 20))
 
 
 def test_milestones_say_whose_they_are(tmp_path):
