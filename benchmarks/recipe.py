@@ -14,12 +14,16 @@ run; later seeds, and settings with the same environment, take its outcomes from
 ``--seeds`` choose a part of the queue for this machine; ``--rows`` reads what ``--json`` of the other machines has
 written: those runs are in the tables, and are not repeated. ``--json`` keeps the runs of its file that this command
 does not choose; the statistics in it are those of the tables. As many run at once as there are cores, so that all cores
-are busy; start nothing else, or minutes mean little.
+are busy; start nothing else, or minutes mean little. A run's row has the load when it began and when it ended
+(``load``: the last minute's average, divided by the number of cores), so that minutes can be judged; after an
+interruption, of the part that went on.
 
 The tables show, for each run, the frozen VLA and RLT on held-out states, how many of them only this run solves, and how
 many only the first setting's run of the same task and seed; the practicing actor on the selection states, the area
-under this curve, and how much practice it took to solve 30 points more than the VLA and 90 %. For each setting they
-show the statistics of ``recipe_report.py`` (``pip install 'rlt[benchmarks]'``). ``--by-setting`` makes a shorter table.
+under this curve, its lowest evaluation, and how many robot minutes and control steps (20 a second in LIBERO) it took
+until the practicing actor solved 30 points more than the VLA and 90 %. ``report.html`` counts until ``predict()``
+did, which plays the deployed actor. "Minutes" are wall time of the whole run. For each setting they show the statistics
+of ``recipe_report.py`` (``pip install 'rlt[benchmarks]'``). ``--by-setting`` makes a shorter table.
 """
 
 import argparse
@@ -37,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from recipe_report import Key, aggregate, by_setting, comparison, figure, key, load_rliable, measure, table
+from recipe_report import Key, aggregate, by_setting, comparison, figure, key, load_file, load_rliable, measure, table
 
 from rlt_sb3.common.files import replacing
 from rlt_sb3.experiment.frozen_vla import NO_MATTER
@@ -179,6 +183,11 @@ def has_own_vla(arguments: str) -> bool:
     return any(name.startswith(("--env", "--evaluation", "--config")) and name not in same for name in names)
 
 
+def load() -> float:
+    """Return how many processes were ready to run in the last minute, for each core of the machine."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
 def play(runs: list[Run], parallel: int) -> Iterator[Run]:
     """
     Make the runs that are not finished yet, several at once.
@@ -193,10 +202,13 @@ def play(runs: list[Run], parallel: int) -> Iterator[Run]:
         if "--resume" not in command:
             shutil.rmtree(run.folder, ignore_errors=True)  # begun, and interrupted before its first checkpoint
         print("==", shlex.join(command[3:]), flush=True)
-        with open(run.folder.with_suffix(".log"), "a") as log:
+        began = load()
+        with open(run.folder.with_name(f"{run.folder.name}.log"), "a") as log:
             # one thread each: the runs themselves are what fills the cores
             environ = os.environ | {"OMP_NUM_THREADS": "1"}
             subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, env=environ)
+        with replacing(load_file(run.folder)) as temporary:
+            temporary.write_text(json.dumps({"began": began, "ended": load()}))
         return run
 
     with ThreadPoolExecutor(parallel) as pool:

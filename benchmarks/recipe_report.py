@@ -6,6 +6,7 @@ stratified bootstrap intervals (Agarwal et al., "Deep Reinforcement Learning at 
 2021).
 """
 
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +29,15 @@ from matplotlib import pyplot as plt
 RESAMPLES = 2000
 #: what settings are compared by: name -> how a table calls it
 SCORES = {"area": "area under the curve", "last": "last selection evaluation", "held_out": "held-out states"}
+#: robot minutes and control steps until the practicing actor solves 30 points more than the VLA, until it solves 90 %,
+#: and in all
+GOALS = {
+    "minutes_to_30_points": "steps_to_30_points",
+    "minutes_to_90": "steps_to_90",
+    "robot_minutes": "control_steps",
+}
+#: control steps per second of LIBERO, as in all rows of the version that wrote robot minutes only
+CONTROL_FREQUENCY = 20.0
 #: a row's key: setting, task, seed
 Key = tuple[str, str, int]
 
@@ -35,6 +45,16 @@ Key = tuple[str, str, int]
 def key(row: dict[str, Any]) -> Key:
     """Return setting, task and seed of a row."""
     return row["setting"], row["task"], row["seed"]
+
+
+def load_file(folder: Path) -> Path:
+    """
+    Name the file in which ``recipe.py`` notes the load of the machine.
+
+    :param folder: of a run
+    :return: the file beside the folder
+    """
+    return folder.with_name(f"{folder.name}.load.json")
 
 
 def measure(run: Key, folder: Path) -> dict[str, Any]:
@@ -52,12 +72,11 @@ def measure(run: Key, folder: Path) -> dict[str, Any]:
     actor = [practicing(point)["successes"] for point in points]
     # the practicing actor begins as the frozen VLA
     chunks, solved = [0, *(point["chunks"] for point in points)], [first["successes"], *actor]
-    frequency = data["control_frequency"]
-
-    def minutes_to(rate: float) -> float | None:
-        count = steps_to(data, rate, practicing)
-        return None if count is None else robot_minutes(count, frequency)
-
+    counts = [steps_to(data, rate, practicing) for rate in (first["successes"] / n + 0.3, 0.9)]
+    practice: dict[str, float | None] = {}
+    for (in_minutes, in_steps), count in zip(GOALS.items(), [*counts, points[-1]["control_steps"]], strict=True):
+        practice[in_minutes] = None if count is None else robot_minutes(count, data["control_frequency"])
+        practice[in_steps] = count
     return {
         **dict(zip(("setting", "task", "seed"), run, strict=True)),
         "vla": {"successes": vla.successes, "n": vla.n, "wilson_95": vla.interval},
@@ -78,10 +97,9 @@ def measure(run: Key, folder: Path) -> dict[str, Any]:
         "area": float(np.trapezoid(solved, chunks) / chunks[-1] / n),
         "last": actor[-1] / n,
         "held_out": rlt.successes / rlt.n,
-        "minutes_to_30_points": minutes_to(first["successes"] / n + 0.3),
-        "minutes_to_90": minutes_to(0.9),
-        "robot_minutes": robot_minutes(points[-1]["control_steps"], frequency),
+        **practice,
         "wall_minutes": data["minutes"],
+        "load": json.loads(load_file(folder).read_text()) if load_file(folder).exists() else None,
     }
 
 
@@ -113,6 +131,21 @@ def beside(row: dict[str, Any], other: dict[str, Any] | None) -> str:
     return f"{better} / {worse}, {mcnemar_p(better, worse):.1g}"
 
 
+def goals(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """
+    Say how much practice the goals of a run took.
+
+    :param row: of :func:`measure`
+    :return: control steps and robot minutes for each of :data:`GOALS`, a dash for what was not reached or is not known
+    """
+    found = []
+    for in_minutes, in_steps in GOALS.items():
+        minutes = row[in_minutes]
+        steps = row.get(in_steps, None if minutes is None else 60.0 * CONTROL_FREQUENCY * minutes)
+        found.append(("-" if steps is None else f"{steps:.0f}", "-" if minutes is None else f"{minutes:.1f}"))
+    return found
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """
     Make the table of the runs.
@@ -124,21 +157,22 @@ def table(rows: list[dict[str, Any]]) -> str:
     head = (
         "task", "setting", "seed", "frozen VLA", "RLT", "fixed / broken, McNemar p",
         f"better / worse than {rows[0]['setting']}, McNemar p", "steps where both succeed",
-        "practicing actor on the selection states (VLA)", "area", "robot minutes to +30 points, to 90 %, in all",
-        "minutes",
+        "practicing actor on the selection states (VLA)", "area",
+        "practicing actor: robot minutes to +30 points, to 90 %, in all", "minutes",
+        "lowest evaluation of the practicing actor", "practicing actor: control steps to +30 points, to 90 %, in all",
     )  # fmt: skip
     lines = [head]
     for row in rows:
-        goals = (row["minutes_to_30_points"], row["minutes_to_90"], row["robot_minutes"])
-        selection = row["selection"]
+        selection, (steps, minutes) = row["selection"], zip(*goals(row), strict=True)
+        n = selection["n"]
         lines.append((
             row["task"], row["setting"], str(row["seed"]), rate(row["vla"]), rate(row["rlt"]),
             f"{row['fixed']} / {row['broken']}, {row['p_value']:.1g}",
             beside(row, first.get((row["task"], row["seed"]))),
             " -> ".join(f"{mean:.0f}" for mean in row["steps_where_both_succeed"] or []) or "-",
-            f"{', '.join(map(str, selection['practicing']))} of {selection['n']} ({selection['vla']})",
-            f"{row['area']:.2f}", ", ".join("-" if goal is None else f"{goal:.1f}" for goal in goals),
-            f"{row['wall_minutes']:.0f}",
+            f"{', '.join(map(str, selection['practicing']))} of {n} ({selection['vla']})",
+            f"{row['area']:.2f}", ", ".join(minutes), f"{row['wall_minutes']:.0f}",
+            f"{min(selection['practicing'])}/{n} (VLA: {selection['vla']}/{n})", ", ".join(steps),
         ))  # fmt: skip
     return markdown_table(lines)
 
@@ -157,19 +191,25 @@ def by_setting(rows: list[dict[str, Any]]) -> str:
     lines: list[tuple[str, ...]] = [(
         "task", "setting", f"held-out states solved, seed {'; '.join(map(str, seeds))}",
         f"better / worse than {settings[0]}, McNemar p", "practicing actor on the selection states", "area",
+        "lowest evaluation of the practicing actor",
+        "practicing actor: control steps (robot minutes) to +30 points, to 90 %, in all", "minutes",
     )]  # fmt: skip
 
     def cells(setting: str, task: str, seed: int) -> tuple[str, ...]:
         if (row := found.get((setting, task, seed))) is None:
-            return ("-",) * 4
-        actor = ", ".join(map(str, row["selection"]["practicing"]))
-        return rate(row["rlt"]), beside(row, found.get((settings[0], task, seed))), actor, f"{row['area']:.2f}"
+            return ("-",) * 7
+        actor = row["selection"]["practicing"]
+        practice = ", ".join("-" if steps == "-" else f"{steps} ({minutes})" for steps, minutes in goals(row))
+        return (
+            rate(row["rlt"]), beside(row, found.get((settings[0], task, seed))), ", ".join(map(str, actor)),
+            f"{row['area']:.2f}", str(min(actor)), practice, f"{row['wall_minutes']:.0f}",
+        )  # fmt: skip
 
     for task in tasks:
         of_task = [row for row in rows if row["task"] == task]
         selection = of_task[0]["selection"]
         solved = f"{selection['vla']} of {selection['n']}"
-        lines.append((task, "frozen VLA", rate(of_task[0]["vla"]), "-", solved, "-"))
+        lines.append((task, "frozen VLA", rate(of_task[0]["vla"]), "-", solved, "-", solved, "-", "-"))
         for setting in settings:
             if any(row["setting"] == setting for row in of_task):
                 columns = zip(*(cells(setting, task, seed) for seed in seeds), strict=True)

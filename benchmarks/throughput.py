@@ -2,6 +2,7 @@
 
     python benchmarks/throughput.py --json benchmarks/results/throughput.json     # 1, 2, 4, 8 and 16 environments
     python benchmarks/throughput.py --envs 2 --seconds 10 --rounds 3
+    python benchmarks/throughput.py --table benchmarks/results/throughput.json    # only the tables of these numbers
 
 RLT's defaults learn on a LIBERO task: "serial" is ``train_freq=1``, "overlap" is ``train_freq=(1, "overlap")``. Both
 take turns on the same simulators, so that whatever else the machine does hits them alike.
@@ -19,6 +20,7 @@ side by side, on 2 cores, or on as many as there are simulators and one more; VL
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -197,7 +199,12 @@ def packed(row: dict[str, Any], num_envs: int, cores: int) -> float:
 
 
 def report(num_envs: int, found: dict[str, dict[str, Any]]) -> None:
-    """Print the rows of the first table; add what they show to the numbers."""
+    """
+    Print the rows of the first table; add what they show to the numbers.
+
+    :param num_envs: number of environments
+    :param found: mode -> seconds, of :func:`measure`
+    """
     for mode, row in found.items():
         chunks, own = row["chunks"], sum(row[part] for part in SIMULATORS)
         parts = [row[part] for part in MAIN] + [row["waiting"] * row[part] / own for part in SIMULATORS]
@@ -209,33 +216,19 @@ def report(num_envs: int, found: dict[str, dict[str, Any]]) -> None:
         print(f"| {num_envs} | {mode} | {rate} | {' | '.join(cells)} | {row['sum']:.1%} |", flush=True)
 
 
-def main() -> None:
-    """Measure and print the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--envs", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2, 4, 8, 16])
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each mode in each round")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--suite", default="libero_spatial")
-    parser.add_argument("--task", type=int, default=0)
-    parser.add_argument("--vla", default="mini-spatial")
-    parser.add_argument("--assets", default="embedded")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=1, help="of PyTorch in the main process")
-    parser.add_argument("--json", default=None, help="file for the numbers")
-    arguments = parser.parse_args()
-    sys.path.append(str(Path(__file__).resolve().parent / "backends"))
-    torch.set_num_threads(arguments.threads)
-    warnings.filterwarnings("ignore", "No actor has been on trial")
-    load = os.getloadavg()[0]
-    cores = len(os.sched_getaffinity(0))
-    print(f"{arguments.suite} {arguments.task}, {arguments.vla}, {cores} cores, load {load:.1f} at the beginning\n")
+def report_head() -> None:
+    """Print the head of the first table."""
     print("wall milliseconds of the main process per chunk; waiting is divided as the simulators' own time\n")
     print("| envs | mode | chunks/s | chunks per core-second | cores busy | " + " | ".join(MAIN), end="")
     print(" | waiting: physics | waiting: pictures | waiting: resets | sum |\n|" + "---|" * 13)
-    results = {}
-    for num_envs in arguments.envs:
-        results[num_envs] = found = measure(num_envs, arguments)
-        report(num_envs, found)
+
+
+def report_cpu(results: dict[int, dict[str, dict[str, Any]]]) -> None:
+    """
+    Print the second table.
+
+    :param results: environments -> mode -> seconds, of :func:`measure`
+    """
     print("\nCPU milliseconds of all processes per chunk, and ratios overlap / serial\n")
     print("| envs | mode | " + " | ".join(SIMULATORS) + " | rest of workers | " + " | ".join(MAIN), end="")
     print(" | rest of main | ratio (lowest to highest) | packed, 2 cores | packed, free cores |\n|" + "---|" * 14)
@@ -252,7 +245,82 @@ def main() -> None:
             else:
                 cells += [f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})", "", ""]
             print(f"| {num_envs} | {mode} | {' | '.join(cells)} |")
+
+
+def read_results(path: Path, parser: argparse.ArgumentParser) -> dict[int, dict[str, dict[str, Any]]]:
+    """
+    Read the numbers of an earlier measurement, and say where they are from.
+
+    :param path: what ``--json`` has written
+    :param parser: ends the program if the file is something else
+    :return: environments -> mode -> seconds, of :func:`measure`
+    """
+    try:
+        numbers = json.loads(path.read_text())
+        settings = argparse.Namespace(**numbers["arguments"])
+        introduce(settings, numbers["cores"], numbers["load"])
+        return {int(num_envs): found for num_envs, found in numbers["results"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        parser.error(f"--table must name a file that --json of this command has written, got {path}: {error!r}.")
+
+
+def introduce(arguments: argparse.Namespace, cores: int, load: float) -> None:
+    """
+    Print what is measured.
+
+    :param arguments: of the command line
+    :param cores: of the machine
+    :param load: of the machine at the beginning
+    """
+    print(f"{arguments.suite} {arguments.task}, {arguments.vla}, {cores} cores, load {load:.1f} at the beginning\n")
+
+
+def measure_all(arguments: argparse.Namespace) -> dict[int, dict[str, dict[str, Any]]]:
+    """
+    Measure all numbers of environments, print both tables and write the numbers.
+
+    :param arguments: of the command line
+    :return: environments -> mode -> seconds, of :func:`measure`
+    """
+    sys.path.append(str(Path(__file__).resolve().parent / "backends"))
+    torch.set_num_threads(arguments.threads)
+    warnings.filterwarnings("ignore", "No actor has been on trial")
+    load = os.getloadavg()[0]
+    cores = len(os.sched_getaffinity(0))
+    introduce(arguments, cores, load)
+    report_head()
+    results = {}
+    for num_envs in arguments.envs:
+        results[num_envs] = found = measure(num_envs, arguments)
+        report(num_envs, found)
+    report_cpu(results)
     write_json(arguments, cores=cores, load=load, results=results)
+    return results
+
+
+def main() -> None:
+    """Measure and print the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--envs", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2, 4, 8, 16])
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each mode in each round")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--suite", default="libero_spatial")
+    parser.add_argument("--task", type=int, default=0)
+    parser.add_argument("--vla", default="mini-spatial")
+    parser.add_argument("--assets", default="embedded")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch in the main process")
+    parser.add_argument("--json", default=None, help="file for the numbers")
+    parser.add_argument("--table", default=None, help="file of numbers: measure nothing, print its tables")
+    arguments = parser.parse_args()
+    if arguments.table:
+        results = read_results(Path(arguments.table), parser)
+        report_head()
+        for num_envs, found in results.items():
+            report(num_envs, found)
+        report_cpu(results)
+    else:
+        results = measure_all(arguments)
     off = [f"{n} {mode}" for n, found in results.items() for mode, row in found.items() if abs(row["sum"] - 1.0) > 0.05]
     if off:
         sys.exit(f"The parts do not add up to the wall time within 5 %: {', '.join(off)}.")

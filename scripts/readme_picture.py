@@ -4,7 +4,7 @@ The picture of README and of the documentation's front page, drawn from a finish
     python scripts/readme_picture.py runs/demo     # writes docs/images/demo.png
 
 Left: frames of before.mp4 (the frozen VLA) and after.mp4 (RLT), from the same held-out initial state. Right: the
-share of the selection states that are solved during training.
+share of the selection states that are solved during training. Practice is given in robot minutes and wall minutes.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import imageio.v3 as iio
 import matplotlib
 import numpy as np
 
+from rlt_sb3.experiment.practice import training_minutes
 from rlt_sb3.experiment.report import read_evaluations
 
 matplotlib.use("Agg")
@@ -87,7 +88,12 @@ def draw_curve(ax: Any, data: dict[str, Any]) -> None:
             color=color, marker="*", markersize=12, capsize=3, linestyle="none", zorder=5, clip_on=False,
             label=f"{label}, held-out: {held_out['successes']}/{held_out['n']}",
         )  # fmt: skip
-    ax.set(xlabel="action chunks", ylabel="success rate", ylim=(0, 1.03))
+    robot = training_minutes(data)
+    ax.set(
+        xlabel="action chunks" + (f", {robot} robot minutes in all" if robot else ""),
+        ylabel="success rate",
+        ylim=(0, 1.03),
+    )
     ax.set_title(f"{n} selection states during practice", fontsize=12, loc="left")
     ax.xaxis.set_major_locator(MultipleLocator(2000))
     ax.grid(alpha=0.3)
@@ -105,7 +111,8 @@ def draw(run: Path, path: Path) -> None:
     data = read_evaluations(run)
     films = data["videos"]
     state = (films["task_id"], films["init_index"])
-    minutes = f"same initial state, {data['training']['minutes']:.0f} minutes of practice"
+    robot, wall = training_minutes(data), f"{data['training']['minutes']:.0f} minutes"
+    minutes = f"same initial state, {f'{robot} robot minutes ({wall})' if robot else f'{wall} of practice'}"
     fig = plt.figure(figsize=(11, 4.4), layout="constrained")
     grid = fig.add_gridspec(2, 2, width_ratios=(FRAMES / 2, 1.35))
     for line, (film, key, name) in enumerate((("before", "vla", "frozen VLA"), ("after", "rlt", f"RLT, {minutes}"))):

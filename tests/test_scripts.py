@@ -41,6 +41,24 @@ def test_picture(run, tmp_path):
         assert max(count for count, _ in colors) < 0.9 * picture.width * picture.height, "there is something on it"
 
 
+def test_picture_shows_practice_in_robot_minutes_and_minutes(run, tmp_path, monkeypatch):
+    """At 20 Hz, 28,320 control steps are 23.6 minutes; without a frequency only wall minutes are known."""
+    picture, drawn = script("readme_picture"), []
+    data = read_evaluations(run)
+    data["training"] |= {"control_steps": 28_320, "minutes": 5.9}
+    monkeypatch.setattr(picture, "read_evaluations", lambda _: data)
+    monkeypatch.setattr(picture.plt, "close", drawn.append)
+    for frequency, title, label in (
+        (20.0, "23.6 robot minutes (6 minutes)", "action chunks, 23.6 robot minutes in all"),
+        (None, "6 minutes of practice", "action chunks"),
+    ):
+        data["control_frequency"] = frequency
+        picture.draw(run, tmp_path / "demo.png")
+        _, rlt, curve = drawn[-1].axes
+        assert rlt.get_title(loc="left").startswith(f"RLT, same initial state, {title}: ")
+        assert curve.get_xlabel() == label
+
+
 def test_strip_leaves_out_the_still_at_the_end(tmp_path):
     """Pictures 0, 10, ..., 190 in gray, the last one for a second more: the strip is 0, ..., 190 evenly."""
     import numpy as np

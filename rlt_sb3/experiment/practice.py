@@ -18,6 +18,15 @@ def practicing(point: dict[str, Any]) -> dict[str, Any]:
     return point.get("candidate") or point["evaluation"]
 
 
+def gated(data: dict[str, Any]) -> bool:
+    """
+    Tell whether a run has a gate: the practicing actor and what ``predict`` plays have evaluations of their own.
+
+    :param data: contents of evaluations.json
+    """
+    return any(point.get("candidate") for point in data.get("selection") or [])
+
+
 def lowest(data: dict[str, Any]) -> dict[str, Any] | None:
     """
     Find the practicing actor's worst selection evaluation.
@@ -82,11 +91,12 @@ def steps_to(
     return next(reached, None)
 
 
-def milestones(data: dict[str, Any]) -> list[str]:
+def milestones(data: dict[str, Any], evaluation: Callable[[dict[str, Any]], dict[str, Any]] = deployed) -> list[str]:
     """
     Describe when 30 points more than the frozen VLA, and when 90 %, have been reached on the selection states.
 
     :param data: contents of evaluations.json
+    :param evaluation: by whom: :func:`deployed`, which is ``predict()``, or :func:`practicing`
     :return: one sentence for each; none before the first selection evaluation. A rate above 100 % has none
     """
     vla = data.get("vla_selection")
@@ -94,11 +104,12 @@ def milestones(data: dict[str, Any]) -> list[str]:
         return []
     base = vla["successes"] / vla["n"]
     goals = {f"30 points more than the frozen VLA ({base + 0.3:.0%})": base + 0.3, "90 %": 0.9}
-    return [_reached(data, name, rate) for name, rate in goals.items() if rate <= 1.0 + 1e-9]
+    return [
+        _reached(data, name, steps_to(data, rate, evaluation)) for name, rate in goals.items() if rate <= 1.0 + 1e-9
+    ]
 
 
-def _reached(data: dict[str, Any], name: str, rate: float) -> str:
-    steps = steps_to(data, rate)
+def _reached(data: dict[str, Any], name: str, steps: int | None) -> str:
     if steps is None:
         return f"{name}: not reached"
     minutes = robot_minutes(steps, data.get("control_frequency"))

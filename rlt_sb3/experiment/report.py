@@ -17,7 +17,7 @@ from rlt_sb3.evaluation.compare import compare
 from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
 from rlt_sb3.experiment.config import ReportConfig
-from rlt_sb3.experiment.practice import lowest_point, milestones, practicing, training_minutes
+from rlt_sb3.experiment.practice import gated, lowest_point, milestones, practicing, training_minutes
 
 #: file of the learning curve, in the folder of a run
 CURVE = "learning_curve.png"
@@ -97,10 +97,11 @@ def write_report(run: Path, beside: Sequence[Path] = ()) -> Path:
         label=get_algorithm(data["config"]["algorithm"]).label,
         rows=rows,
         points=_points(data),
-        gated=any(point.get("candidate") for point in data["selection"]),
+        gated=gated(data),
         lowest=lowest_point(data),
         robot_minutes=training_minutes(data),
         milestones=milestones(data),
+        practicing_milestones=milestones(data, practicing),
         curve=_inline(run / CURVE),
         videos={name: _inline(run / f"{name}.mp4") for name in ("before", "after")},
         config=config_path.read_text() if config_path.is_file() else "",
@@ -275,7 +276,8 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
         panels[1].set_ylabel("value")
         panels[1].legend(fontsize=8)
         panels[1].grid(alpha=0.3)
-    panels[-1].set_xlabel("control steps of training")
+    wall = f" ({data['training']['minutes']:.1f} minutes in all)" if "training" in data else ""
+    panels[-1].set_xlabel(f"control steps of training{wall}")
     frequency = data.get("control_frequency")
     if frequency is not None:
         a_minute = 60.0 * frequency

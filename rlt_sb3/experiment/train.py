@@ -27,7 +27,7 @@ from rlt_sb3.experiment.environment import check_device, make_env, make_training
 from rlt_sb3.experiment.frozen_vla import NAME, check_vla_of, check_weights_of
 from rlt_sb3.experiment.interrupt import Interrupt
 from rlt_sb3.experiment.models import as_predictor, check_names, in_env, load_model, resolve_settings
-from rlt_sb3.experiment.practice import lowest_point, milestones, training_minutes
+from rlt_sb3.experiment.practice import gated, lowest_point, milestones, practicing, training_minutes
 from rlt_sb3.experiment.progress import Progress
 from rlt_sb3.experiment.run_dir import RunDir
 from rlt_sb3.experiment.token_report import check_token
@@ -299,7 +299,9 @@ def summary(data: dict[str, Any]) -> str:
     lowest = lowest_point(data)
     if lowest:
         lines.append(f"lowest point of the practicing actor, selection states: {lowest}")
-    lines += [f"selection states, {milestone}" for milestone in milestones(data)]
+    lines += [f"predict() on the selection states, {milestone}" for milestone in milestones(data)]
+    if gated(data):
+        lines += [f"practicing actor on the selection states, {found}" for found in milestones(data, practicing)]
     if "training" in data:
         t, minutes = data["training"], training_minutes(data)
         robot = "" if minutes is None else f" ({minutes} robot minutes)"

@@ -84,6 +84,28 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_not_repeated(recipe, r
     assert commands[2] == new.command()
 
 
+def test_rows_have_the_load_of_the_machine(recipe, report, tmp_path, monkeypatch):
+    """Four processes on two cores when the run begins, three when it ends."""
+    (tmp_path / "file.yaml").write_text(FILE.replace("long returns", "utd 0.5"))
+    runs = recipe.queue(recipe.read_settings(tmp_path / "file.yaml"), tmp_path)
+    loads = iter([(4.0, 9.0, 9.0), (3.0, 9.0, 9.0)])
+
+    def run(command, **_):
+        (tmp_path / "utd_0.5-one-seed0").mkdir()
+        (tmp_path / "utd_0.5-one-seed0" / "evaluations.json").write_text(json.dumps(evaluations([1])))
+
+    monkeypatch.setattr(recipe.subprocess, "run", run)
+    monkeypatch.setattr(recipe.os, "getloadavg", lambda: next(loads))
+    monkeypatch.setattr(recipe.os, "cpu_count", lambda: 2)
+    (played,) = recipe.play(runs[1:2], parallel=1)
+    assert report.measure(played.key, played.folder)["load"] == {"began": 2.0, "ended": 1.5}
+    assert {path.name for path in tmp_path.glob("utd*")} == {
+        "utd_0.5-one-seed0", "utd_0.5-one-seed0.log", "utd_0.5-one-seed0.load.json",
+    }  # fmt: skip
+    (tmp_path / "utd_0.5-one-seed0.load.json").unlink()  # a run of an older version
+    assert report.measure(played.key, played.folder)["load"] is None
+
+
 def test_later_seeds_take_the_outcomes_of_the_frozen_vla(recipe, runs):
     one, other = runs[0], runs[4]
     assert (one.setting, one.task, one.seed) == (other.setting, other.task, 0) and other.seed == 1
@@ -161,8 +183,42 @@ def test_measures_of_a_run(report, tmp_path):
     assert row["steps_where_both_succeed"] == [10.0, 10.0]
     line = report.table([row]).splitlines()[-1]
     assert "| 1/4 (5 % to 70 %) | 3/4 (30 % to 95 %) | 2 / 0, 0.5 | - | 10 -> 10 | 0, 2, 4 of 4 (1) |" in line
+    assert line.endswith("| 3.0, 3.0, 3.0 | 7 | 0/4 (VLA: 1/4) | 3600, 3600, 3600 |")
     row = measured([2, 3])
     assert (row["minutes_to_30_points"], row["minutes_to_90"]) == (2.0, None)
+    assert report.table([row]).endswith("| 2.0, -, 2.0 | 7 | 2/4 (VLA: 1/4) | 2400, -, 2400 |")
+
+
+def test_control_steps_at_another_frequency_and_without_one(report, tmp_path):
+    """At 10 Hz, 2,400 control steps are four minutes."""
+    for frequency, minutes in ((10, "4.0, -, 4.0"), (None, "-, -, -")):
+        (tmp_path / "evaluations.json").write_text(json.dumps(evaluations([2, 3]) | {"control_frequency": frequency}))
+        row = report.measure(("RLT", "one", 0), tmp_path)
+        assert report.table([row]).endswith(f"| {minutes} | 7 | 2/4 (VLA: 1/4) | 2400, -, 2400 |")
+
+
+def test_published_rows_have_lowest_points_and_control_steps(recipe, report):
+    """Those of older versions have robot minutes at 20 Hz only."""
+    rows = []
+    for file in (recipe.ROOT / "benchmarks" / "recipes").glob("*.yaml"):
+        made = recipe.ROOT / "benchmarks" / "results" / f"{file.stem}.json"
+        rows += recipe.read_rows([made]).values() if made.exists() else []
+    rows = [{name: row[name] for name in row.keys() - set(report.GOALS.values())} for row in rows]
+    assert len(rows) > 200
+    head, _, *lines = (line.strip("| ").split(" | ") for line in report.table(rows).splitlines())
+    for row, cells in zip(rows, lines, strict=True):
+        found = dict(zip(head, cells, strict=True))
+        worst = sorted(row["selection"]["practicing"])[0]
+        n, vla = row["selection"]["n"], row["selection"]["vla"]
+        assert found["lowest evaluation of the practicing actor"] == f"{worst}/{n} (VLA: {vla}/{n})"
+        goals = zip(
+            found["practicing actor: control steps to +30 points, to 90 %, in all"].split(", "),
+            found["practicing actor: robot minutes to +30 points, to 90 %, in all"].split(", "),
+            strict=True,
+        )
+        for steps, minutes in goals:
+            assert (steps == "-") == (minutes == "-")
+            assert steps == "-" or abs(int(steps) / 1200 - float(minutes)) < 0.051
 
 
 def test_runs_are_paired_with_that_of_the_first_setting(report, tmp_path):
@@ -186,12 +242,15 @@ def test_table_with_the_seeds_of_a_setting_in_one_line(report, tmp_path):
         (tmp_path / "evaluations.json").write_text(json.dumps(evaluations(practicing)))
         rows.append(report.measure((setting, "one", seed), tmp_path))
     rows[1] |= {"solved": "0/3", "rlt": rows[1]["vla"]}
+    rows[0]["wall_minutes"] = 12.6
     head, _, vla, a, b = report.by_setting(rows).splitlines()
     assert "| held-out states solved, seed 0; 1 | better / worse than A, McNemar p |" in head
     three, one = "3/4 (30 % to 95 %)", "1/4 (5 % to 70 %)"
-    assert vla == f"| one | frozen VLA | {one} | - | 1 of 4 | - |"
-    assert a == f"| one | A | {three}; {three} | -; - | 4, 4; 2, 4 | 0.81; 0.56 |"
-    assert b == f"| one | B | -; {one} | -; 1 / 3, 0.6 | -; 0, 1 | -; 0.12 |"
+    assert head.endswith("| practicing actor: control steps (robot minutes) to +30 points, to 90 %, in all | minutes |")
+    assert vla == f"| one | frozen VLA | {one} | - | 1 of 4 | - | 1 of 4 | - | - |"
+    early, late = "1200 (1.0), 1200 (1.0), 2400 (2.0)", "2400 (2.0), 2400 (2.0), 2400 (2.0)"
+    assert a == f"| one | A | {three}; {three} | -; - | 4, 4; 2, 4 | 0.81; 0.56 | 4; 2 | {early}; {late} | 7; 13 |"
+    assert b == f"| one | B | -; {one} | -; 1 / 3, 0.6 | -; 0, 1 | -; 0.12 | -; 0 | -; -, -, 2400 (2.0) | -; 7 |"
 
 
 def test_learning_curves(report, tmp_path, monkeypatch):

@@ -6,15 +6,16 @@ import re
 import numpy as np
 import pytest
 import torch as th
+from matplotlib.figure import Figure
 from rlt_models import fast, make_model
 from run_helpers import small
 
 from rlt_sb3.callbacks.budget import BudgetCallback
 from rlt_sb3.callbacks.selection import SelectionCallback, SelectionPoint
 from rlt_sb3.evaluation.results import Evaluation, StateResult
-from rlt_sb3.experiment.practice import lowest_point, milestones
+from rlt_sb3.experiment.practice import lowest_point, milestones, practicing
 from rlt_sb3.experiment.report import write_learning_curve, write_report
-from rlt_sb3.experiment.train import train
+from rlt_sb3.experiment.train import summary, train
 
 FILM = {0: [np.zeros((2, 2, 3), np.uint8)]}
 
@@ -168,6 +169,47 @@ def test_practice_is_shown_in_robot_minutes(tmp_path):
     assert milestones(data)[1] == "90 %: after 18,000 control steps"
     data["vla_selection"] |= {"successes": 15}  # 75 % and 30 points more are not a rate
     assert milestones(data) == ["90 %: after 18,000 control steps"]
+
+
+def test_learning_curve_shows_robot_minutes_and_minutes(tmp_path, monkeypatch):
+    """24,000 control steps at 20 Hz are 20 robot minutes. A run that has not finished knows no minutes in all."""
+    data, figures = points_of_a_run(), []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: figures.append(figure))
+    monkeypatch.setattr("os.replace", lambda *args: None)
+    write_learning_curve(tmp_path, data)
+    data |= {"control_frequency": 20.0, "training": {"control_steps": 27_900, "minutes": 3.04}}
+    write_learning_curve(tmp_path, data)
+    labels = [figure.axes[0].get_xlabel() for figure in figures]
+    assert labels == ["control steps of training", "control steps of training (3.0 minutes in all)"]
+    assert not figures[0].axes[0].child_axes
+    (top,) = figures[1].axes[0].child_axes
+    figures[1].axes[0].set_xlim(0, 24_000)
+    figures[1].canvas.draw()
+    assert top.get_xlabel() == "robot minutes" and top.get_xlim() == pytest.approx((0, 20))
+
+
+def test_milestones_say_whose_they_are(tmp_path):
+    """18 of 20 by the practicing actor after 9,000 control steps, 16 of 20 by ``predict()`` after 27,000. VLA: 10."""
+    data = points_of_a_run()
+    data["selection"][0]["candidate"] |= {"successes": 18}
+    data |= {"control_frequency": 20.0}
+    early, late = (
+        f"30 points more than the frozen VLA (80%): after {steps} robot minutes"
+        for steps in ("9,000 control steps, 7.5", "27,000 control steps, 22.5")
+    )
+    assert milestones(data, practicing) == [early, "90 %: after 9,000 control steps, 7.5 robot minutes"]
+    (tmp_path / "evaluations.json").write_text(json.dumps(data))
+    page = " ".join(write_report(tmp_path).read_text().split())
+    assert f"<code>predict()</code> plays on the selection states: {late}; 90 %: not reached." in page
+    assert f"Of the practicing actor itself: {early}; 90 %: after 9,000 control steps, 7.5 robot minutes." in page
+    printed = summary(data).splitlines()
+    assert f"predict() on the selection states, {late}" in printed
+    assert f"practicing actor on the selection states, {early}" in printed
+    for point in data["selection"]:
+        point["candidate"] = None
+    assert "practicing actor on" not in summary(data) and f"predict() on the selection states, {late}" in summary(data)
+    (tmp_path / "evaluations.json").write_text(json.dumps(data))
+    assert "practicing actor itself" not in write_report(tmp_path).read_text()
 
 
 def test_without_a_gate_there_is_one_actor(tmp_path):
