@@ -1,5 +1,6 @@
 """``rlt encode-tokens``: writes a frozen VLA's tokens of demonstrations to disk, for ``rlt pretrain-token``."""
 
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,8 @@ def encode_tokens(config: EncodeTokensConfig, vla: FrozenVLA | None = None) -> P
         "frame_stride": config.frame_stride,
     }
     origin = TokenOrigin.of(vla, config.kinds)
-    writer = TokenWriter(config.output, origin, demos.rows, config.rows_per_shard, settings)
+    writer = TokenWriter(config.output, origin, demos.rows, config.rows_per_shard, settings, demos.robot)
+    upside_down = {camera.key for camera in demos.robot.cameras if camera.upside_down}
     dtype = DTYPES[config.dtype]
     kept = 0
     with tqdm(total=len(demos.rows), disable=not config.progress, desc="tokens", mininterval=2.0) as bar:
@@ -102,7 +104,7 @@ def encode_tokens(config: EncodeTokensConfig, vla: FrozenVLA | None = None) -> P
             else:
                 found, pictures = [], []
                 for part in encode_rows(vla, demos, config.kinds, size, config.batch_size, rows.start, rows.stop):
-                    pictures.append(_pictures(part, config.picture_size))
+                    pictures.append(_pictures(part, config.picture_size, upside_down))
                     found.append(replace(part, frames={}))  # large ones do not wait for the rest of the shard
                 writer.write(number, **_joined(found, dtype), pictures=np.concatenate(pictures))
             bar.update(rows.stop - rows.start)
@@ -128,10 +130,11 @@ def _joined(found: list[EncodedRows], dtype: torch.dtype) -> dict[str, torch.Ten
     }
 
 
-def _pictures(part: EncodedRows, size: int) -> np.ndarray:
-    """Small upright pictures of a batch, (r, cameras, size, size, 3)."""
+def _pictures(part: EncodedRows, size: int, upside_down: Set[str]) -> np.ndarray:
+    """Small upright pictures of a batch, (r, cameras, size, size, 3); ``upside_down``: the cameras that hang so."""
 
     def small(frame: np.ndarray) -> np.ndarray:
-        return np.asarray(Image.fromarray(frame[::-1]).resize((size, size)))
+        return np.asarray(Image.fromarray(frame).resize((size, size)))
 
-    return np.stack([[small(frame) for frame in views] for views in zip(*part.frames.values(), strict=True)])
+    upright = [frames[:, ::-1] if camera in upside_down else frames for camera, frames in part.frames.items()]
+    return np.stack([[small(frame) for frame in views] for views in zip(*upright, strict=True)])

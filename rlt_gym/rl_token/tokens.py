@@ -180,7 +180,7 @@ class EncodedRows:
     :param tokens: float32 (r, N, H), valid ones first, N = most tokens of these rows.
     :param mask: bool (r, N).
     :param kind: uint8 (r, N), see :data:`~rlt_gym.vla.base.TOKEN_KINDS`.
-    :param frames: The pictures of each camera, uint8 (r, size, size, 3), upside down as LIBERO gives them.
+    :param frames: The pictures of each camera, uint8 (r, size, size, 3), as the environment gives them.
     """
 
     rows: slice

@@ -170,7 +170,7 @@ def _measure(config: ProbeConfig, model: Autoencoder, tokens: TokenShards) -> tu
         "z_rl": z_rl, "proprio": proprio, "z_rl and proprio": np.concatenate([z_rl, proprio], axis=1),
         "mean of the tokens": mean,
     }  # fmt: skip
-    found, left = targets(rows)
+    found, left = targets(rows, tokens.robot)
     readouts: dict[str, dict[str, Any]] = {}
     for target in found:
         groups = rows.demo[target.rows]
