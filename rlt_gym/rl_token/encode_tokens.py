@@ -11,6 +11,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from rlt_gym.data.demo_set import DemoReader
+from rlt_gym.data.lerobot import LeRobotSettings
 from rlt_gym.rl_token.base import require_tokens
 from rlt_gym.rl_token.token_shards import DTYPES, TokenWriter
 from rlt_gym.rl_token.tokens import EncodedRows, TokenOrigin, check_demos, encode_rows, frame_size
@@ -19,7 +20,7 @@ from rlt_gym.vla.registry import load_vla
 
 
 @dataclass
-class EncodeTokensConfig:
+class EncodeTokensConfig(LeRobotSettings):
     """
     Settings of :func:`encode_tokens`.
 
@@ -81,17 +82,19 @@ def encode_tokens(config: EncodeTokensConfig, vla: FrozenVLA | None = None) -> P
     """
     vla = load_vla(config.vla, config.device, config.vla_kwargs) if vla is None else load_vla(vla, config.device)
     require_tokens(vla)
-    check_demos(vla.spec, config.demos)
+    demos = DemoReader(config.demos, config.max_demos, config.frame_stride, config.successes_only, config)
+    check_demos(vla.spec, demos.sources)
     vla.spec.check_kinds(config.kinds)
-    demos = DemoReader(config.demos, config.max_demos, config.frame_stride, config.successes_only)
     size = frame_size(vla.spec, demos.edge, config.image_size)
-    settings = {
+    settings: dict[str, Any] = {
         "dtype": config.dtype,
         "image_size": size,
         "picture_size": config.picture_size,
         "batch_size": config.batch_size,  # a batch of another size rounds otherwise
         "frame_stride": config.frame_stride,
     }
+    if any(source.number is not None for source in demos.sources):  # a LeRobot dataset
+        settings |= config.lerobot
     origin = TokenOrigin.of(vla, config.kinds)
     writer = TokenWriter(config.output, origin, demos.rows, config.rows_per_shard, settings, demos.robot)
     upside_down = {camera.key for camera in demos.robot.cameras if camera.upside_down}

@@ -280,6 +280,20 @@ def test_what_cannot_be_resumed(config, tmp_path, monkeypatch):
         pretrain_token(replace(resumed, output=str(tmp_path / "other.safetensors")), FakeVLA())
 
 
+def test_a_training_of_an_earlier_version_goes_on(config):
+    """Settings that it did not have count as their defaults."""
+    config = replace(config, save_every=6, schedule="constant")
+    pretrain_token(replace(config, steps=6), FakeVLA())
+    path = config.folder / "config.yaml"
+    saved = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({key: value for key, value in saved.items() if not key.startswith("lerobot_")}))
+    resumed = replace(config, steps=9, resume=str(config.folder))
+    with pytest.raises(ValueError, match=r"these differ: lerobot_gripper 'env' -> 'open'\. Begin anew"):
+        pretrain_token(replace(resumed, lerobot_gripper="open"), FakeVLA())
+    pretrain_token(resumed, FakeVLA())
+    assert len(metrics(config)) == 9
+
+
 def test_the_command_line_resumes_with_the_settings_of_the_folder(config, monkeypatch, capsys):
     pretrain_token(replace(config, save_every=6, steps=6), tiny_vla())
     found = parse("pretrain-token", ["--resume", str(config.folder), "--steps", "9"])
