@@ -21,6 +21,7 @@ from json_file import write_json
 from markdown_table import markdown_table
 from scipy.stats import rankdata, spearmanr
 
+from rlt_gym.core.robot_spec import RobotSpec
 from rlt_gym.data.demo_set import DemoRows
 from rlt_gym.rl_token.encode_tokens import EncodeTokensConfig, encode_tokens
 from rlt_gym.rl_token.io import load_rl_token
@@ -52,15 +53,16 @@ def features(token: str, vla: FrozenVLA, shards: TokenShards) -> np.ndarray:
     return np.concatenate([np.concatenate(found), shards.rows.proprio], axis=1).astype(float)
 
 
-def scores(values: np.ndarray, rows: DemoRows) -> dict[str, float]:
+def scores(values: np.ndarray, rows: DemoRows, robot: RobotSpec | None) -> dict[str, float]:
     """
     Read everything that can be read.
 
     :param values: of :func:`features`
     :param rows: what is known about the observations
+    :param robot: that they show
     :return: target -> R2, or balanced accuracy for classes; cross-validated over whole episodes
     """
-    found, _ = targets(rows)
+    found, _ = targets(rows, robot)
     return {one.name: read(one, values[one.rows], rows.demo[one.rows])["score"] for one in found}
 
 
@@ -121,7 +123,7 @@ def main() -> None:
         output = str(Path(folder) / "tokens")
         encode_tokens(EncodeTokensConfig(args.demos, output, args.vla, kinds=("all",), progress=False), vla)
         shards = TokenShards(output)
-        found = {token: scores(features(token, vla, shards), shards.rows) for token in args.tokens}
+        found = {token: scores(features(token, vla, shards), shards.rows, shards.robot) for token in args.tokens}
     correlations = {}
     if args.solved is not None:
         for name in found[args.tokens[0]]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlt_gym.core.robot_spec import RobotSpec
-from rlt_gym.data.lerobot import LeRobotDemo
+from rlt_gym.data.lerobot import LeRobotDemo, LeRobotSettings
 from rlt_gym.data.libero_hdf5 import Demo
 from rlt_gym.data.sources import DemoSource, demo_sources
 
@@ -143,6 +143,7 @@ class DemoReader:
     :param max_demos: Most demonstrations per file or task of a dataset; ``None`` = all.
     :param stride: Keep one observation in this many; all actions are kept.
     :param successes_only: Leave out demonstrations marked ``success=False``.
+    :param lerobot: How LeRobot datasets are read; ``None`` = with the defaults.
     :raises ValueError: If files are missing or damaged.
     """
 
@@ -152,8 +153,9 @@ class DemoReader:
         max_demos: int | None = None,
         stride: int = 1,
         successes_only: bool = True,
+        lerobot: LeRobotSettings | None = None,
     ) -> None:
-        self.sources = demo_sources(paths)
+        self.sources = demo_sources(paths, lerobot)
         self.max_demos = max_demos
         self.stride = stride
         self.successes_only = successes_only
@@ -280,6 +282,7 @@ def load_demo_set(
     max_demos: int | None = None,
     frame_stride: int = 1,
     successes_only: bool = True,
+    lerobot: LeRobotSettings | None = None,
 ) -> DemoSet:
     """
     Read demonstrations with their pictures.
@@ -289,10 +292,11 @@ def load_demo_set(
     :param max_demos: Most demonstrations per file or task of a dataset; ``None`` = all.
     :param frame_stride: Keep one observation in this many; all actions are kept.
     :param successes_only: Leave out demonstrations marked ``success=False``.
+    :param lerobot: How LeRobot datasets are read; ``None`` = with the defaults.
     :return: The set.
     :raises ValueError: If files are missing, damaged or hold no usable demonstration.
     """
-    reader = DemoReader(paths, max_demos, frame_stride, successes_only)
+    reader = DemoReader(paths, max_demos, frame_stride, successes_only, lerobot)
     cameras = reader.robot.camera_keys
     rows = reader.rows
     pictures = {camera: np.zeros((len(rows), image_size, image_size, 3), np.uint8) for camera in cameras}

@@ -10,7 +10,7 @@ Reading needs the extra ``datasets``, which installs pyarrow; the package ``lero
 import io
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,28 @@ COLUMNS = {
 SIZES = {"state": 8, "action": 7}
 #: Where a dataset of ``rlt collect`` says how its demonstrations were made; LeRobot does not read this file.
 PROVENANCE = Path("meta") / "rlt.json"
+
+
+@dataclass(kw_only=True)
+class LeRobotSettings:
+    """
+    How LeRobot datasets are read: settings of every command that reads demonstrations.
+
+    :param lerobot_columns: Names of a LeRobot dataset's columns where they are unusual: ``agentview``, ``wrist``,
+        ``state``, ``action``.
+    :param lerobot_gripper: What a LeRobot dataset's gripper actions mean: "env", LIBERO's -1 (opens) to 1 (closes),
+        "open", 1 (open) to 0 (closed), "closed", 0 (open) to 1 (closed), or "open-signed", 1 (opens) to -1 (closes).
+    :param lerobot_rotated: Whether a LeRobot dataset's pictures stand upright (turned by 180 degrees against LIBERO's).
+    """
+
+    lerobot_columns: dict[str, str] | None = None
+    lerobot_gripper: str = "env"
+    lerobot_rotated: bool = True
+
+    @property
+    def lerobot(self) -> dict[str, Any]:
+        """These settings alone, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(LeRobotSettings)}
 
 
 def is_lerobot(path: Path) -> bool:

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from rlt_gym.core.files import write_json
 from rlt_gym.data.demo_set import resize_frames
-from rlt_gym.data.lerobot import PROVENANCE
+from rlt_gym.data.lerobot import PROVENANCE, LeRobotSettings
 from rlt_gym.data.libero_hdf5 import ROBOT
 from rlt_gym.data.sources import demo_sources
 
@@ -174,11 +174,12 @@ class LeRobotWriter:
 
 
 @dataclass
-class ExportLeRobotConfig:
+class ExportLeRobotConfig(LeRobotSettings):
     """
     Settings of :func:`export_lerobot`.
 
-    :param demos: Demonstration files of ``rlt collect`` or of LIBERO itself, glob patterns or folders.
+    :param demos: Demonstration files of ``rlt collect`` or of LIBERO itself, glob patterns or folders; folders of
+        LeRobot datasets.
     :param out: Folder of the dataset; must not exist.
     :param image_size: Edge in pixels to which pictures are pooled, e.g. 64; ``None`` = as they are.
     :param max_demos: Most demonstrations per file; ``None`` = all.
@@ -201,7 +202,7 @@ def export_lerobot(config: ExportLeRobotConfig) -> Path:
     :raises ValueError: If files are missing or damaged, hold no success or show another robot than LIBERO's, the folder
         exists, or LeRobot is missing.
     """
-    sources = demo_sources(config.demos)
+    sources = demo_sources(config.demos, config)
     others = [source.name for source in sources if source.robot != ROBOT]
     if others:
         raise ValueError(f"{', '.join(others)}: LeRobot datasets are written of LIBERO's robot only; leave these out.")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlt_gym.core.robot_spec import RobotSpec
-from rlt_gym.data.lerobot import PROVENANCE, LeRobotDemo, LeRobotFolder, is_lerobot
+from rlt_gym.data.lerobot import PROVENANCE, LeRobotDemo, LeRobotFolder, LeRobotSettings, is_lerobot
 from rlt_gym.data.libero_hdf5 import ROBOT, Demo, DemoFile, expand_paths
 
 
@@ -36,21 +36,18 @@ class DemoSource:
 
 def demo_sources(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    columns: Mapping[str, str] | None = None,
-    rotated: bool = True,
-    gripper: str = "env",
+    lerobot: LeRobotSettings | None = None,
 ) -> list[DemoSource]:
     """
     Find demonstrations; only headers are read.
 
     :param paths: HDF5 files, glob patterns or folders of them; folders of LeRobot datasets.
-    :param columns: Of LeRobot datasets, see :class:`~rlt_gym.data.lerobot.LeRobotFolder`.
-    :param rotated: Likewise.
-    :param gripper: Likewise.
+    :param lerobot: How LeRobot datasets are read; ``None`` = with the defaults.
     :return: First the files in sorted order, then each dataset's tasks.
     :raises ValueError: If something is missing or damaged.
     """
     names = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    how = lerobot or LeRobotSettings()
     folders = [Path(name) for name in names if is_lerobot(Path(name))]
     files = [name for name in names if not is_lerobot(Path(name))]
     sources = []
@@ -59,7 +56,7 @@ def demo_sources(
             read = partial(_read_file, path)
             sources.append(DemoSource(path.name, file.instruction, file.env_args, file.robot, None, read))
     for folder in folders:
-        dataset = LeRobotFolder(folder, columns, rotated, gripper)
+        dataset = LeRobotFolder(folder, how.lerobot_columns, how.lerobot_rotated, how.lerobot_gripper)
         made = json.loads((folder / PROVENANCE).read_text()) if (folder / PROVENANCE).is_file() else {}
         for number, instruction in sorted(dataset.tasks.items()):
             task_id = made.get("tasks", {}).get(instruction)

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from rlt_gym.core.files import atomic_write, git_commit
 from rlt_gym.data.demo_set import resize_frames
-from rlt_gym.data.lerobot import LeRobotDemo
+from rlt_gym.data.lerobot import LeRobotDemo, LeRobotSettings
 from rlt_gym.data.libero_hdf5 import Demo
 from rlt_gym.data.sources import DemoSource, demo_sources
 from rlt_gym.rl_token.base import Encoder
@@ -30,7 +30,7 @@ FORMAT = "rlt-transitions-1"
 
 
 @dataclass
-class EncodeDemosConfig:
+class EncodeDemosConfig(LeRobotSettings):
     """
     Settings of :func:`encode_demos`.
 
@@ -52,11 +52,6 @@ class EncodeDemosConfig:
     :param max_demos: Most demonstrations per task; ``None`` = all.
     :param batch_size: Observations per forward pass, at most the VLA's ``max_batch``.
     :param image_size: Frames are pooled to this edge first; ``None`` = as they are.
-    :param lerobot_columns: Names of a LeRobot dataset's columns where they are unusual: ``agentview``, ``wrist``,
-        ``state``, ``action``.
-    :param lerobot_gripper: What a LeRobot dataset's gripper actions mean: "env", LIBERO's -1 (opens) to 1 (closes),
-        "open", 1 (open) to 0 (closed), "closed", 0 (open) to 1 (closed), or "open-signed", 1 (opens) to -1 (closes).
-    :param lerobot_rotated: Whether a LeRobot dataset's pictures stand upright (turned by 180 degrees against LIBERO's).
     :param device: Where VLA and encoder run.
     :param progress: Show a progress bar.
     """
@@ -73,9 +68,6 @@ class EncodeDemosConfig:
     max_demos: int | None = None
     batch_size: int = 64
     image_size: int | None = None
-    lerobot_columns: dict[str, str] | None = None
-    lerobot_gripper: str = "env"
-    lerobot_rotated: bool = True
     device: str = "cpu"
     progress: bool = True
 
@@ -137,8 +129,8 @@ def encode_demos(config: EncodeDemosConfig, vla: FrozenVLA | None = None, encode
     vla = load_vla(config.vla, config.device, config.vla_kwargs) if vla is None else load_vla(vla, config.device)
     token = load_rl_token(config.rl_token if encoder is None else encoder, vla, config.device)
     check_chunk_length(config.chunk_length, vla)
-    check_demos(vla.spec, config.demos)
     sources = _sources(config)
+    check_demos(vla.spec, [source for source, _ in sources])
     columns: dict[str, list[np.ndarray]] = {}
     count = number = 0
     for source, task_id in sources:
@@ -175,7 +167,7 @@ def encode_demos(config: EncodeDemosConfig, vla: FrozenVLA | None = None, encode
 
 def _sources(config: EncodeDemosConfig) -> list[tuple[DemoSource, int]]:
     """Find the requested demonstrations and their task ids, in the order of ``task_ids``."""
-    sources = demo_sources(config.demos, config.lerobot_columns, config.lerobot_rotated, config.lerobot_gripper)
+    sources = demo_sources(config.demos, config)
     ids = [
         int(source.made.get("task_id", number if source.number is None else source.number))
         for number, source in enumerate(sources)

@@ -1,5 +1,6 @@
 """``rlt encode-tokens``: writes a frozen VLA's tokens of demonstrations to disk, for ``rlt pretrain-token``."""
 
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from rlt_gym.data.demo_set import DemoReader
+from rlt_gym.data.lerobot import LeRobotSettings
 from rlt_gym.rl_token.base import require_tokens
 from rlt_gym.rl_token.token_shards import DTYPES, TokenWriter
 from rlt_gym.rl_token.tokens import EncodedRows, TokenOrigin, check_demos, encode_rows, frame_size
@@ -18,7 +20,7 @@ from rlt_gym.vla.registry import load_vla
 
 
 @dataclass
-class EncodeTokensConfig:
+class EncodeTokensConfig(LeRobotSettings):
     """
     Settings of :func:`encode_tokens`.
 
@@ -80,19 +82,22 @@ def encode_tokens(config: EncodeTokensConfig, vla: FrozenVLA | None = None) -> P
     """
     vla = load_vla(config.vla, config.device, config.vla_kwargs) if vla is None else load_vla(vla, config.device)
     require_tokens(vla)
-    check_demos(vla.spec, config.demos)
+    demos = DemoReader(config.demos, config.max_demos, config.frame_stride, config.successes_only, config)
+    check_demos(vla.spec, demos.sources)
     vla.spec.check_kinds(config.kinds)
-    demos = DemoReader(config.demos, config.max_demos, config.frame_stride, config.successes_only)
     size = frame_size(vla.spec, demos.edge, config.image_size)
-    settings = {
+    settings: dict[str, Any] = {
         "dtype": config.dtype,
         "image_size": size,
         "picture_size": config.picture_size,
         "batch_size": config.batch_size,  # a batch of another size rounds otherwise
         "frame_stride": config.frame_stride,
     }
+    if any(source.number is not None for source in demos.sources):  # a LeRobot dataset
+        settings |= config.lerobot
     origin = TokenOrigin.of(vla, config.kinds)
-    writer = TokenWriter(config.output, origin, demos.rows, config.rows_per_shard, settings)
+    writer = TokenWriter(config.output, origin, demos.rows, config.rows_per_shard, settings, demos.robot)
+    upside_down = {camera.key for camera in demos.robot.cameras if camera.upside_down}
     dtype = DTYPES[config.dtype]
     kept = 0
     with tqdm(total=len(demos.rows), disable=not config.progress, desc="tokens", mininterval=2.0) as bar:
@@ -102,7 +107,7 @@ def encode_tokens(config: EncodeTokensConfig, vla: FrozenVLA | None = None) -> P
             else:
                 found, pictures = [], []
                 for part in encode_rows(vla, demos, config.kinds, size, config.batch_size, rows.start, rows.stop):
-                    pictures.append(_pictures(part, config.picture_size))
+                    pictures.append(_pictures(part, config.picture_size, upside_down))
                     found.append(replace(part, frames={}))  # large ones do not wait for the rest of the shard
                 writer.write(number, **_joined(found, dtype), pictures=np.concatenate(pictures))
             bar.update(rows.stop - rows.start)
@@ -128,10 +133,11 @@ def _joined(found: list[EncodedRows], dtype: torch.dtype) -> dict[str, torch.Ten
     }
 
 
-def _pictures(part: EncodedRows, size: int) -> np.ndarray:
-    """Small upright pictures of a batch, (r, cameras, size, size, 3)."""
+def _pictures(part: EncodedRows, size: int, upside_down: Set[str]) -> np.ndarray:
+    """Small upright pictures of a batch, (r, cameras, size, size, 3); ``upside_down``: the cameras that hang so."""
 
     def small(frame: np.ndarray) -> np.ndarray:
-        return np.asarray(Image.fromarray(frame[::-1]).resize((size, size)))
+        return np.asarray(Image.fromarray(frame).resize((size, size)))
 
-    return np.stack([[small(frame) for frame in views] for views in zip(*part.frames.values(), strict=True)])
+    upright = [frames[:, ::-1] if camera in upside_down else frames for camera, frames in part.frames.items()]
+    return np.stack([[small(frame) for frame in views] for views in zip(*upright, strict=True)])

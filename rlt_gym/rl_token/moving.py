@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from rlt_gym.core.imports import resolve_class
 from rlt_gym.data.demo_set import DemoRows
+from rlt_gym.data.lerobot import LeRobotSettings
 from rlt_gym.rl_token.tokens import TokenOrigin, Tokens
 from rlt_gym.vla.base import FrozenVLA, VLAOutput
 from rlt_gym.vla.tokens import select_tokens
@@ -30,7 +31,7 @@ class Learner(Protocol):
     A copy of a VLA with gradients.
 
     A VLA that can learn has an attribute ``learner``: such a class, or its name ``"package.module:Class"``; its
-    arguments are the VLA, ``demos``, ``max_demos`` and ``frame_stride``.
+    arguments are the VLA, ``demos``, ``max_demos``, ``frame_stride`` and ``lerobot`` (how LeRobot datasets are read).
     """
 
     net: torch.nn.Module
@@ -147,6 +148,7 @@ def moving_tokens(
     kinds: tuple[str, ...],
     alpha: float,
     learning_rate: float,
+    lerobot: LeRobotSettings | None = None,
 ) -> MovingTokens:
     """
     Make the tokens of a VLA that learns.
@@ -158,6 +160,7 @@ def moving_tokens(
     :param kinds: Kinds of tokens to read.
     :param alpha: Weight of its own loss.
     :param learning_rate: Of its weights.
+    :param lerobot: How LeRobot datasets are read; ``None`` = with the defaults.
     :return: The tokens.
     :raises ValueError: If the VLA cannot learn.
     """
@@ -169,4 +172,4 @@ def moving_tokens(
         )
     if isinstance(learner, str):
         learner = resolve_class(learner, f"The attribute learner of the VLA {vla.spec.name!r}")
-    return MovingTokens(vla, learner(vla, demos, max_demos, frame_stride), kinds, alpha, learning_rate)
+    return MovingTokens(vla, learner(vla, demos, max_demos, frame_stride, lerobot), kinds, alpha, learning_rate)

@@ -14,6 +14,8 @@ import yaml
 
 from rlt_gym.core.files import atomic_write, git_commit
 from rlt_gym.data.demo_set import DemoReader
+from rlt_gym.data.lerobot import LeRobotSettings
+from rlt_gym.data.sources import demo_sources
 from rlt_gym.rl_token.base import require_tokens
 from rlt_gym.rl_token.decoder import RLTokenDecoder
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder, count_parameters
@@ -31,7 +33,7 @@ _FREE = {"resume", "steps", "epochs", "minutes", "progress", "threads", "device"
 
 
 @dataclass
-class PretrainTokenConfig:
+class PretrainTokenConfig(LeRobotSettings):
     """
     Settings of :func:`pretrain_token`.
 
@@ -260,12 +262,12 @@ def _tokens(config: PretrainTokenConfig, vla: FrozenVLA | None) -> Tokens:
         require_tokens(vla)
     if config.tokens is None:
         assert vla is not None
-        check_demos(vla.spec, config.demos)
+        check_demos(vla.spec, demo_sources(config.demos, config))
         vla.spec.check_kinds(config.kinds)
         if config.alpha:
             return moving_tokens(
                 vla, config.demos, config.max_demos, config.frame_stride, config.kinds, config.alpha,
-                config.vla_learning_rate,
+                config.vla_learning_rate, config,
             )  # fmt: skip
         return _frozen_tokens(config, vla)
     tokens = TokenShards(config.tokens)
@@ -284,7 +286,7 @@ def _tokens(config: PretrainTokenConfig, vla: FrozenVLA | None) -> Tokens:
 
 
 def _frozen_tokens(config: PretrainTokenConfig, vla: FrozenVLA) -> Tokens:
-    demos = DemoReader(config.demos, config.max_demos, config.frame_stride)
+    demos = DemoReader(config.demos, config.max_demos, config.frame_stride, lerobot=config)
     size = frame_size(vla.spec, demos.edge, config.image_size)
     return cache_tokens(vla, demos, config.kinds, size, config.batch_size, config.progress, config.memory_limit)
 
@@ -342,7 +344,8 @@ def _check_resume(config: PretrainTokenConfig) -> None:
     if Path(str(config.resume)).resolve() != config.folder.resolve():
         raise ValueError(f"resume is {config.resume}, and the training of {config.output} is in {config.folder}.")
     try:
-        saved = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # a training of an earlier version has no settings that came later
+        saved = _plain(PretrainTokenConfig()) | yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"There is no training to resume in {config.resume} ({error}).") from error
     given = _plain(config)

@@ -25,6 +25,7 @@ from safetensors.numpy import save as save_arrays
 from safetensors.torch import save_file
 
 from rlt_gym.core.files import atomic_write, write_json
+from rlt_gym.core.robot_spec import RobotSpec
 from rlt_gym.data.demo_set import DemoRows
 from rlt_gym.rl_token.tokens import TokenOrigin, Tokens
 
@@ -44,6 +45,7 @@ class TokenWriter:
     :param rows: What is known about the rows besides their tokens.
     :param rows_per_shard: Rows of each shard; the last one may have fewer.
     :param settings: What else the tokens depend on, of types that JSON can hold.
+    :param robot: The robot that the rows show; ``None`` = not said.
     :raises ValueError: If the folder holds something else, or tokens of other demonstrations, settings or VLA.
     """
 
@@ -54,6 +56,7 @@ class TokenWriter:
         rows: DemoRows,
         rows_per_shard: int,
         settings: Mapping[str, Any],
+        robot: RobotSpec | None = None,
     ) -> None:
         self.folder = Path(folder)
         arrays = {field.name: getattr(rows, field.name) for field in fields(rows) if field.name not in _LISTS}
@@ -69,7 +72,9 @@ class TokenWriter:
         about = hashlib.sha256(json.dumps(self.index, sort_keys=True).encode())
         for key, value in sorted(arrays.items()):
             about.update(f"{key} {value.dtype} {value.shape}".encode() + np.ascontiguousarray(value).tobytes())
-        self.index |= {"job": about.hexdigest(), "complete": False, "shards": {}}
+        # no part of the job: the same command adds it to a folder of a version that did not write it
+        about_robot = None if robot is None else robot.to_dict()
+        self.index |= {"job": about.hexdigest(), "robot": about_robot, "complete": False, "shards": {}}
         if (self.folder / _INDEX).exists():
             found = _read_index(self.folder)
             if found["job"] != self.index["job"]:
@@ -146,6 +151,8 @@ class TokenShards(Tokens):
     """
     Reads tokens from disk. Nothing but what :meth:`batch` returns is in memory.
 
+    :attr:`robot` is the robot that they show, ``None`` if the folder does not say it.
+
     :param folder: A folder that ``rlt encode-tokens`` wrote.
     :raises ValueError: If it is missing, unfinished or damaged, or has a shard of other tokens.
     """
@@ -156,6 +163,7 @@ class TokenShards(Tokens):
         if not index["complete"]:
             raise ValueError(f"{self.folder} is not finished: run the same `rlt encode-tokens` command again.")
         self.rows_per_shard = int(index["rows_per_shard"])
+        self.robot = RobotSpec.from_dict(index["robot"]) if index.get("robot") else None
         self._shards = sorted(index["shards"])
         for name in self._shards:
             with _open(self.folder / name) as file:

@@ -1,7 +1,7 @@
 """A frozen VLA's tokens of demonstrations: how stage 1 reads them, and how they are computed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from tqdm import tqdm
 
 from rlt_gym.data.demo_set import DemoReader, DemoRows
-from rlt_gym.data.sources import demo_sources
+from rlt_gym.data.sources import DemoSource
 from rlt_gym.vla.base import FrozenVLA, VLASpec, forward_seed
 from rlt_gym.vla.batches import run_vla
 from rlt_gym.vla.tokens import select_tokens
@@ -122,16 +122,15 @@ class TokenCache(Tokens):
         return self.tokens[index].to(device).float(), self.mask[index].to(device)
 
 
-def check_demos(spec: VLASpec, demos: Sequence[str] = ()) -> None:
+def check_demos(spec: VLASpec, sources: Iterable[DemoSource]) -> None:
     """
     Refuse a VLA that cannot read demonstrations.
 
     :param spec: Specification of the VLA.
-    :param demos: HDF5 files, glob patterns or folders, also of LeRobot datasets. Those of ``rlt collect`` say how their
-        pictures were drawn.
+    :param sources: The demonstrations. Those of ``rlt collect`` say how their pictures were drawn.
     :raises ValueError: If it needs other cameras, another state or action, or pictures that were drawn otherwise.
     """
-    for source in demo_sources(demos) if demos else ():
+    for source in sources:
         spec.check_robot(source.robot)
         try:
             spec.check_render(source.made.get("render"))
@@ -180,7 +179,7 @@ class EncodedRows:
     :param tokens: float32 (r, N, H), valid ones first, N = most tokens of these rows.
     :param mask: bool (r, N).
     :param kind: uint8 (r, N), see :data:`~rlt_gym.vla.base.TOKEN_KINDS`.
-    :param frames: The pictures of each camera, uint8 (r, size, size, 3), upside down as LIBERO gives them.
+    :param frames: The pictures of each camera, uint8 (r, size, size, 3), as the environment gives them.
     """
 
     rows: slice

@@ -139,6 +139,8 @@ def look(encoder: RLTokenEncoder, tokens: TokenShards, rows: np.ndarray) -> Look
     if not set(cameras) & set(origin.cameras):
         kept, has_tokens = (", ".join(names) or "no camera" for names in (origin.cameras, cameras))
         return f"there are pictures of {kept} and picture tokens of {has_tokens}"
+    # without a robot they are LIBERO's, whose pictures are upside down
+    standing = {camera.key for camera in (tokens.robot.cameras if tokens.robot else ()) if not camera.upside_down}
     frames = choose_frames(tokens.rows.take(rows))
     averaged = rows[np.linspace(0, len(rows) - 1, min(AVERAGED, len(rows))).round().astype(int)]
     both = np.concatenate([rows[frames], averaged])
@@ -157,7 +159,9 @@ def look(encoder: RLTokenEncoder, tokens: TokenShards, rows: np.ndarray) -> Look
         found = np.stack([row[:, places[part]] for row, places in zip(weights, pictures, strict=True)])
         peaks = (found[len(frames) :].max(axis=2) / found[len(frames) :].mean(axis=2)).mean(axis=0)
         read = found[: len(frames)].reshape(-1, high, wide)
-        upright = ORIENTATIONS[origin.orientation](read)[:, ::-1]  # the environment's pictures are upside down
+        upright = ORIENTATIONS[origin.orientation](read)
+        if camera not in standing:
+            upright = upright[:, ::-1]
         shape = (len(frames), -1, high, wide)
         views.append(View(camera, origin.cameras.index(camera), upright.reshape(shape), peaks.tolist()))
     return Looks(

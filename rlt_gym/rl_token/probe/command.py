@@ -10,6 +10,7 @@ import torch
 
 from rlt_gym.core.files import write_json
 from rlt_gym.data.demo_set import DemoRows
+from rlt_gym.data.lerobot import LeRobotSettings
 from rlt_gym.rl_token.encode_tokens import EncodeTokensConfig, encode_tokens
 from rlt_gym.rl_token.held_out import evaluate_token
 from rlt_gym.rl_token.io import read_autoencoder, shipped_path
@@ -25,7 +26,7 @@ ORDERS = 3
 
 
 @dataclass
-class ProbeConfig:
+class ProbeConfig(LeRobotSettings):
     """
     Settings of :func:`probe`.
 
@@ -102,6 +103,7 @@ def probe(config: ProbeConfig, vla: FrozenVLA | None = None) -> int:
             encode = EncodeTokensConfig(
                 config.demos, str(Path(folder) / "tokens"), str(config.vla), kinds=encoder.config.kinds,
                 frame_stride=config.frame_stride, successes_only=False, device=config.device, progress=config.progress,
+                **config.lerobot,
             )  # fmt: skip
             encode_tokens(encode, vla)
             result = _write(config, output, model, TokenShards(encode.output))
@@ -170,7 +172,7 @@ def _measure(config: ProbeConfig, model: Autoencoder, tokens: TokenShards) -> tu
         "z_rl": z_rl, "proprio": proprio, "z_rl and proprio": np.concatenate([z_rl, proprio], axis=1),
         "mean of the tokens": mean,
     }  # fmt: skip
-    found, left = targets(rows)
+    found, left = targets(rows, tokens.robot)
     readouts: dict[str, dict[str, Any]] = {}
     for target in found:
         groups = rows.demo[target.rows]

@@ -16,6 +16,7 @@ from sklearn.model_selection import GridSearchCV, GroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from rlt_gym.core.robot_spec import RobotSpec
 from rlt_gym.data.demo_set import DemoRows
 
 #: Strengths of regularization among which the training part of a fold chooses.
@@ -50,11 +51,12 @@ class Target:
         return self.values.ndim == 1
 
 
-def targets(rows: DemoRows) -> tuple[list[Target], dict[str, str]]:
+def targets(rows: DemoRows, robot: RobotSpec | None) -> tuple[list[Target], dict[str, str]]:
     """
     List what can be read from observations.
 
     :param rows: What is known about them.
+    :param robot: The robot that they show; ``None`` = not known.
     :return: The targets; and those that are left out -> why.
     """
     found: list[Target] = []
@@ -65,8 +67,15 @@ def targets(rows: DemoRows) -> tuple[list[Target], dict[str, str]]:
         part = rows.demo == demo
         length[part] = max(1, rows.step[part].max())
     found.append(Target("phase of the episode", everything, (rows.step / length)[:, None]))
-    closed = (rows.actions[rows.action_row, 6] > 0).astype(int)
-    for name, classes in (("gripper closes", closed), ("task", rows.task), ("success", rows.success.astype(int))):
+    labels = {"task": rows.task, "success": rows.success.astype(int)}
+    if robot is None:
+        left["gripper closes"] = "the tokens do not say of which robot they are: run `rlt encode-tokens` again"
+    elif robot.gripper_index is None:
+        left["gripper closes"] = f"the robot {robot.name} has no gripper"
+    else:
+        command = rows.actions[rows.action_row, robot.gripper_index]
+        labels = {"gripper closes": (command * robot.gripper_opens < 0).astype(int), **labels}
+    for name, classes in labels.items():
         episodes = [len(np.unique(rows.demo[classes == value])) for value in np.unique(classes)]
         if len(episodes) < 2:
             left[name] = "the data have one class only"
@@ -80,9 +89,16 @@ def targets(rows: DemoRows) -> tuple[list[Target], dict[str, str]]:
         left["object positions"] = left["placement"] = "the data have no object positions"
         return found, left
     flat = positions[:, known].reshape(len(rows), -1)
-    found.append(Target("object positions", everything, flat[:, flat.std(axis=0) > STILL], centimeters=True))
+    varies = flat.std(axis=0) > STILL
+    if varies.any():
+        found.append(Target("object positions", everything, flat[:, varies], centimeters=True))
+    else:
+        left["object positions"] = f"no position of an object varies by more than {1000 * STILL:g} mm (deviation)"
     placed, values = _placements(rows, positions[:, known])
-    if len(placed):
+    episodes_moved = len(np.unique(rows.demo[placed]))
+    if 0 < episodes_moved < FOLDS:
+        left["placement"] = f"an object is moved in {episodes_moved} episodes, and {FOLDS} are needed"
+    elif episodes_moved:
         found.append(Target("placement", placed, values, centimeters=True))
     else:
         left["placement"] = "no object is moved, or all begin at the same place"
@@ -165,7 +181,8 @@ def spread(target: Target) -> float | None:
 
 def _folds(groups: np.ndarray, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     count = min(count, len(np.unique(groups)))
-    yield from GroupKFold(count, shuffle=True, random_state=0).split(groups, groups=groups)
+    if count > 1:  # else there is nothing to hold out
+        yield from GroupKFold(count, shuffle=True, random_state=0).split(groups, groups=groups)
 
 
 def _fit(features: np.ndarray, values: np.ndarray, groups: np.ndarray, classes: bool) -> GridSearchCV:

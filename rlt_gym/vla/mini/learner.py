@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from rlt_gym.data.demo_set import DemoSet, load_demo_set
+from rlt_gym.data.lerobot import LeRobotSettings
 from rlt_gym.vla.base import VLAOutput
 from rlt_gym.vla.mini.model import MiniVLA
 from rlt_gym.vla.mini.training import Batches, TrainVLAConfig
@@ -22,11 +23,20 @@ class MiniLearner:
     :param demos: Demonstration files, glob patterns or folders.
     :param max_demos: Most demonstrations per task; ``None`` = all.
     :param frame_stride: One observation in this many.
+    :param lerobot: How LeRobot datasets are read; ``None`` = with the defaults.
     """
 
-    def __init__(self, vla: MiniVLA, demos: Sequence[str], max_demos: int | None = None, frame_stride: int = 1) -> None:
+    def __init__(
+        self,
+        vla: MiniVLA,
+        demos: Sequence[str],
+        max_demos: int | None = None,
+        frame_stride: int = 1,
+        lerobot: LeRobotSettings | None = None,
+    ) -> None:
         self.origin = vla
-        self.data: DemoSet = load_demo_set(list(demos), vla.config.image_size, max_demos, frame_stride)
+        size = vla.config.image_size
+        self.data: DemoSet = load_demo_set(list(demos), size, max_demos, frame_stride, lerobot=lerobot)
         self.net = copy.deepcopy(vla.net).requires_grad_(True)
         config = TrainVLAConfig(demos=list(demos), model=vla.config, device=str(vla.device))
         self._batches = Batches(config, self.data, self.net, np.arange(len(self.data)))

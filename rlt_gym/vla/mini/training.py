@@ -17,13 +17,14 @@ from tqdm import tqdm
 from rlt_gym.core.files import git_commit
 from rlt_gym.core.training import has_bfloat16, warmup_cosine
 from rlt_gym.data.demo_set import DemoReader, DemoSet, load_demo_set
+from rlt_gym.data.lerobot import LeRobotSettings
 from rlt_gym.data.sources import demo_sources
 from rlt_gym.vla.mini.model import MiniVLA, MiniVLAConfig, MiniVLANet
 from rlt_gym.vla.registry import load_vla
 
 
 @dataclass
-class TrainVLAConfig:
+class TrainVLAConfig(LeRobotSettings):
     """
     Settings of :func:`train_vla`.
 
@@ -247,10 +248,11 @@ def train_vla(config: TrainVLAConfig) -> MiniVLA:
     start = None if config.init is None else _start(config)
     if start is not None:
         config = replace(config, model=start.config)
-    reader = DemoReader(config.demos)
+    reader = DemoReader(config.demos, lerobot=config)
     if reader.failures and config.progress:
         print(f"{reader.failures} episodes failed and are left out")
-    data = load_demo_set(config.demos, config.model.image_size, config.max_demos, config.frame_stride)
+    size = config.model.image_size
+    data = load_demo_set(config.demos, size, config.max_demos, config.frame_stride, lerobot=config)
     train_rows, held_rows = data.split(config.held_out, config.seed)
     torch.manual_seed(config.seed)
     rng = np.random.default_rng(config.seed)
@@ -316,7 +318,7 @@ def _start(config: TrainVLAConfig) -> MiniVLA:
         )
     if config.model not in (MiniVLAConfig(), start.config):
         raise ValueError(f"init {config.init!r} has the architecture {start.config}, and model asks for another one.")
-    for source in demo_sources(config.demos):
+    for source in demo_sources(config.demos, config):
         try:
             start.spec.check_render(source.made.get("render"))
         except ValueError as error:
@@ -326,7 +328,7 @@ def _start(config: TrainVLAConfig) -> MiniVLA:
 
 def _said(config: TrainVLAConfig, setting: str) -> str | None:
     """Return a setting with which all demonstrations were collected, ``None`` if it is unknown or they differ."""
-    values = {source.made.get(setting) for source in demo_sources(config.demos)}
+    values = {source.made.get(setting) for source in demo_sources(config.demos, config)}
     return values.pop() if len(values) == 1 else None
 
 
@@ -336,7 +338,9 @@ def _success_rates(config: TrainVLAConfig) -> dict[str, Any]:
     played: dict[str, Any] = {"split": "selection"}
     settings: dict[str, Any] = {} if config.assets is None else {"assets": config.assets}
     # demonstrations and rollouts of a task may lie in several files
-    tasks = {(source.made["suite"], source.made["task_id"]): source.made for source in demo_sources(config.demos)}
+    tasks = {
+        (source.made["suite"], source.made["task_id"]): source.made for source in demo_sources(config.demos, config)
+    }
     for (suite, task_id), made in tasks.items():
         settings["env_id"] = made.get("env_id", "LIBERO-v0")
         vla = MiniVLA.load(config.output)

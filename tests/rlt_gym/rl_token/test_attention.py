@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 from vla_helpers import observations, tiny_vla, write_demos
 
+from rlt_gym.core.robot_spec import Camera
+from rlt_gym.data.libero_hdf5 import ROBOT
 from rlt_gym.rl_token import encoder as encoder_module
 from rlt_gym.rl_token.encode_tokens import EncodeTokensConfig, encode_tokens
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
@@ -147,6 +149,21 @@ def test_places_are_turned_back_as_pictures_are(shards):
         tokens.origin = replace(tokens.origin, orientation=orientation)
         first = look(encoder, tokens, np.arange(60)).views[0].weights[:, 0]
         assert all(np.unravel_index(part.argmax(), part.shape) == place for part in first), orientation
+
+
+def test_places_in_pictures_that_the_robot_gives_upright(shards):
+    """What a VLA with its orientation reads in the first row is then in the first row, and else in the last one."""
+    tokens, encoder = TokenShards(shards / "all"), look_at(make_encoder(), 1)
+    tokens.origin = replace(tokens.origin, orientation="same")
+    for robot, row in (
+        (ROBOT, 3),
+        (None, 3),
+        (replace(ROBOT, cameras=(Camera("agentview"), Camera("wrist", upside_down=True))), 0),
+        (replace(ROBOT, cameras=(Camera("agentview", upside_down=True), Camera("wrist"))), 3),
+    ):
+        tokens.robot = robot
+        first = look(encoder, tokens, np.arange(60)).views[0].weights[:, 0]
+        assert (first[:, row, 1] > 0.99).all(), robot
 
 
 def test_a_second_grid_is_found_behind_the_first(shards):

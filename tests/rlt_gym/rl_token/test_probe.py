@@ -17,6 +17,7 @@ from PIL import Image
 from vla_helpers import SHIPPED_VLAS, tiny_vla, write_demos
 
 from rlt_gym.data.demo_set import DemoRows
+from rlt_gym.data.libero_hdf5 import ROBOT
 from rlt_gym.rl_token.encode_tokens import EncodeTokensConfig, encode_tokens
 from rlt_gym.rl_token.io import read_rl_token, shipped_path
 from rlt_gym.rl_token.pretrain import PretrainTokenConfig, pretrain_token
@@ -86,7 +87,7 @@ def test_a_fold_holds_out_whole_episodes():
 
 def test_targets_of_episodes():
     rows = demo_rows(failures=6)
-    found, left = targets(rows)
+    found, left = targets(rows, ROBOT)
     by_name = {target.name: target for target in found}
     assert list(by_name) == [
         "phase of the episode",
@@ -113,15 +114,15 @@ def test_targets_of_episodes():
 
 def test_targets_that_the_data_do_not_have():
     rows = demo_rows(tasks=1, failures=2)
-    _, left = targets(rows)
+    _, left = targets(rows, ROBOT)
     assert left == {"task": "the data have one class only", "success": "a class has 2 episodes, and 5 are needed"}
     rows.object_positions[:] = np.nan
-    found, left = targets(rows)
+    found, left = targets(rows, ROBOT)
     assert "placement" in left and left["object positions"] == "the data have no object positions"
     assert [target.name for target in found] == ["phase of the episode", "gripper closes"]
     still = demo_rows(tasks=1)
     still.object_positions[:] = still.object_positions[:1]
-    found, left = targets(still)
+    found, left = targets(still, ROBOT)
     assert "no object is moved" in left["placement"]
 
 
@@ -130,8 +131,15 @@ def test_an_object_that_moves_at_once_has_no_placement():
     rows.object_positions[rows.step > 0, 1] += 0.3
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _, left = targets(rows)
+        _, left = targets(rows, ROBOT)
     assert "no object is moved" in left["placement"]
+
+
+def test_an_object_that_moves_in_few_episodes_has_no_placement():
+    rows = demo_rows(tasks=1)
+    rows.object_positions[rows.demo >= 3] = rows.object_positions[:1]
+    _, left = targets(rows, ROBOT)
+    assert left["placement"] == "an object is moved in 3 episodes, and 5 are needed"
 
 
 # ------------------------------------------------------------------------------------------------------- geometry

@@ -141,20 +141,26 @@ def test_optimizer_schedule_and_decay(config, trainers, name, kind):
 # ---------------------------------------------------------------------------------------- averaged and best weights
 
 
-def test_the_average_follows_its_formula_and_is_what_is_written(config, monkeypatch, trainers):
+@pytest.mark.parametrize(("limit", "first"), [(0.5, 0), (0.999, 0), (0.999, 20000)])
+def test_the_average_follows_its_formula_and_is_what_is_written(config, monkeypatch, trainers, limit, first):
+    """Six steps after the ``first``; the limit 0.999 is reached after 8,990."""
     path, step = [], TokenTrainer._step
 
     def spy(self, done):
-        path.append(weights(self.model)) if not path else None
+        if not path:
+            path.append(weights(self.model))
+            self.state["step"] = first
         row = step(self, done)
         path.append(weights(self.model))
         return row
 
     monkeypatch.setattr(TokenTrainer, "_step", spy)
-    pretrain_token(replace(config, ema_decay=0.5, steps=6), FakeVLA())
+    change = {"ema_decay": limit, "steps": first + 6, "schedule": "constant", "warmup_steps": 0, "learning_rate": 0.01}
+    pretrain_token(replace(config, **change), FakeVLA())
     expected = [p.double() for p in path[0]]
-    for number, now in enumerate(path[1:], 1):
-        decay = min(0.5, (1 + number) / (10 + number))
+    assert len(path) == 7
+    for number, now in enumerate(path[1:], first + 1):
+        decay = min(limit, (1 + number) / (10 + number))
         expected = [decay * a + (1 - decay) * b.double() for a, b in zip(expected, now, strict=True)]
     for a, b in zip(expected, weights(trainers[0].average), strict=True):
         torch.testing.assert_close(a.float(), b, rtol=1e-5, atol=1e-6)
@@ -272,6 +278,20 @@ def test_what_cannot_be_resumed(config, tmp_path, monkeypatch):
         pretrain_token(replace(resumed, layers=2, seed=1), FakeVLA())
     with pytest.raises(ValueError, match=r"the training of .*other.safetensors is in .*other_training"):
         pretrain_token(replace(resumed, output=str(tmp_path / "other.safetensors")), FakeVLA())
+
+
+def test_a_training_of_an_earlier_version_goes_on(config):
+    """Settings that it did not have count as their defaults."""
+    config = replace(config, save_every=6, schedule="constant")
+    pretrain_token(replace(config, steps=6), FakeVLA())
+    path = config.folder / "config.yaml"
+    saved = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({key: value for key, value in saved.items() if not key.startswith("lerobot_")}))
+    resumed = replace(config, steps=9, resume=str(config.folder))
+    with pytest.raises(ValueError, match=r"these differ: lerobot_gripper 'env' -> 'open'\. Begin anew"):
+        pretrain_token(replace(resumed, lerobot_gripper="open"), FakeVLA())
+    pretrain_token(resumed, FakeVLA())
+    assert len(metrics(config)) == 9
 
 
 def test_the_command_line_resumes_with_the_settings_of_the_folder(config, monkeypatch, capsys):
