@@ -124,8 +124,8 @@ def write(root, version: int, names: str = "lerobot", video: bool = False, succe
     return root
 
 
-def write_hdf5(folder) -> None:
-    """The same demonstrations in LIBERO's own layout; the third one failed."""
+def write_hdf5(folder, failed=(2,)) -> None:
+    """The same demonstrations in LIBERO's own layout."""
     for name, demos in (("a", (0, 2)), ("b", (1,))):
         with DemoWriter(folder / f"{name}.hdf5", TASKS[demos[0]]) as writer:
             for demo in demos:
@@ -133,4 +133,4 @@ def write_hdf5(folder) -> None:
                 state = np.zeros((len(steps), 8), np.float32)
                 state[:, 0], state[:, 1] = steps, demo
                 views = [np.stack([picture(demo, t, wrist) for t in steps]) for wrist in (False, True)]
-                writer.add(actions_of(demo), state, success=demo != 2, agentview=views[0], wrist=views[1])
+                writer.add(actions_of(demo), state, success=demo not in failed, agentview=views[0], wrist=views[1])

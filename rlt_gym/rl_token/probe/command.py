@@ -99,6 +99,7 @@ def probe(config: ProbeConfig, vla: FrozenVLA | None = None) -> int:
     if config.tokens is not None:
         result = _write(config, output, model, TokenShards(config.tokens))
     else:
+        output.absolute().parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.absolute().parent) as folder:
             encode = EncodeTokensConfig(
                 config.demos, str(Path(folder) / "tokens"), str(config.vla), kinds=encoder.config.kinds,

@@ -30,9 +30,9 @@ COLUMNS = {"agentview": "front", "wrist": "hand", "state": "joints", "action": "
 UNUSUAL = {"lerobot_columns": COLUMNS, "lerobot_gripper": "open", "lerobot_rotated": False}
 
 
-def write_unusual(root):
+def write_unusual(root, success=False):
     """As :func:`write`, but with other names, pictures as LIBERO gives them, and a gripper that opens with 1."""
-    path = write(root, 3, "unusual", success=False) / "data/chunk-000/file-000.parquet"
+    path = write(root, 3, "unusual", success=success) / "data/chunk-000/file-000.parquet"
     rows = pq.read_table(path).to_pylist()
     for row in rows:
         row["command"][6] = float(row["command"][6] < 0)
@@ -79,8 +79,8 @@ def test_the_same_tokens_as_from_libero_s_own_files(tmp_path, version):
 def test_unusual_columns_in_every_command(tmp_path):
     """Each refuses the dataset and says what to give; given that, it reads what is in LIBERO's own files."""
     pytest.importorskip("sklearn")
-    dataset = str(write_unusual(tmp_path / "set"))
-    write_hdf5(tmp_path)
+    dataset = str(write_unusual(tmp_path / "set", success=True))
+    write_hdf5(tmp_path, failed=())
     token = write_fake_token(tmp_path / "fake.safetensors")
 
     def run(demos, out, **lerobot):
