@@ -6,6 +6,7 @@ The RL token: a frozen VLA's tokens squeezed into one vector (arXiv 2604.23073, 
 
 import math
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -120,6 +121,8 @@ class RLTokenEncoder(nn.Module):
 
     token_mean: torch.Tensor
     token_std: torch.Tensor
+    #: File from which it was read, which may have its decoder.
+    source: Path | None = None
 
     def __init__(self, config: RLTokenConfig, vla_fingerprint: str = "", vla_name: str = "") -> None:
         super().__init__()

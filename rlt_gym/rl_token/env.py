@@ -161,7 +161,7 @@ class RLTokenVectorEnv(PickledByArguments, MemberAccess, SplitStepWrapper):
 
     @property
     def trainable_token(self) -> "TrainableToken":
-        """A copy of the encoder with gradients and a new decoder, for an algorithm that reads ``vla_tokens``."""
+        """A copy of the encoder with gradients, and its decoder, for an algorithm that reads ``vla_tokens``."""
         from rlt_gym.rl_token.trainable import TrainableToken
 
         return TrainableToken.of(self.encoder)

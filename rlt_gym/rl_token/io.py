@@ -144,6 +144,7 @@ def read_rl_token(path: str | os.PathLike[str], vla: FrozenVLA | None = None) ->
             encoder.check_vla(vla)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
+    encoder.source = path.absolute()
     return encoder
 
 
@@ -165,6 +166,30 @@ def read_autoencoder(path: str | os.PathLike[str]) -> tuple[RLTokenEncoder, RLTo
     decoder = RLTokenDecoder(encoder.config)
     decoder.load_state_dict(state)
     return encoder, decoder
+
+
+def read_decoder_of(encoder: RLTokenEncoder) -> RLTokenDecoder | None:
+    """
+    Read the decoder that was trained with an encoder. Nobody's random numbers are used up.
+
+    :param encoder: As :func:`load_rl_token` gave it.
+    :return: The decoder; ``None`` = the encoder is from no file, or its file has none.
+    :raises ValueError: If the file is gone, or has other weights by now.
+    """
+    if encoder.source is None:
+        return None
+    with torch.random.fork_rng(devices=[]):
+        stored, state = _read_parts(encoder.source, decoder=True)
+        if stored.fingerprint() != encoder.fingerprint():
+            raise ValueError(
+                f"{encoder.source} no longer has the weights of the RL token that was read from it, so its decoder "
+                "does not fit: load the file again."
+            )
+        if not state:
+            return None
+        decoder = RLTokenDecoder(stored.config)
+    decoder.load_state_dict(state)
+    return decoder
 
 
 def _read_parts(path: Path, decoder: bool = False) -> tuple[RLTokenEncoder, dict[str, torch.Tensor]]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from rlt_gym.rl_token.decoder import RLTokenDecoder, reconstruction_loss
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
+from rlt_gym.rl_token.io import read_decoder_of
 
 
 class TrainableToken(nn.Module):
@@ -26,11 +27,11 @@ class TrainableToken(nn.Module):
     @classmethod
     def of(cls, encoder: Any) -> "TrainableToken":
         """
-        Copy an environment's encoder; the decoder is a new one.
+        Copy an environment's encoder, with the decoder of its file; if there is none, the decoder is a new one.
 
         :param encoder: The encoder.
         :return: The copy, with gradients.
-        :raises ValueError: If it is not an encoder with weights.
+        :raises ValueError: If it is not an encoder with weights, or its file has changed.
         """
         if not isinstance(encoder, RLTokenEncoder):
             raise ValueError(
@@ -39,6 +40,9 @@ class TrainableToken(nn.Module):
             )
         token = cls(asdict(encoder.config))
         token.encoder.load_state_dict(encoder.state_dict())
+        decoder = read_decoder_of(encoder)
+        if decoder is not None:
+            token.decoder.load_state_dict(decoder.state_dict())
         return token
 
     @property

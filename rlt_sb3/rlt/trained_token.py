@@ -28,7 +28,7 @@ class TrainedTokenFeatures(RLTFeatures):
 
     The critics' loss trains the encoder, not the actor's: an actor would change the features until the critics
     overestimate its chunks (as in SAC-AE, arXiv 1910.01741). ``recon_coef`` times the loss of stage 1 keeps the token
-    from forgetting what the critics do not need yet. The decoder begins with random weights: in the critics' warm-up
+    from forgetting what the critics do not need yet. The decoder may begin with random weights: in the critics' warm-up
     only critics and decoder learn.
 
     :param observation_space: Dict with ``vla_tokens`` (M, H), ``z_rl`` (D,) and ``proprio`` (P,)

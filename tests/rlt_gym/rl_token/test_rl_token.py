@@ -5,12 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from vla_helpers import observations, tiny_vla, write_demos
+from vla_helpers import observations, tiny_vla, write_demos, write_fake_token
 
+from rlt_gym.rl_token import io
 from rlt_gym.rl_token.decoder import RLTokenDecoder, reconstruction_loss
 from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
-from rlt_gym.rl_token.io import load_rl_token, save_rl_token
+from rlt_gym.rl_token.io import load_rl_token, read_autoencoder, save_rl_token
 from rlt_gym.rl_token.pretrain import PretrainTokenConfig, pretrain_token
+from rlt_gym.rl_token.trainable import TrainableToken
+from rlt_gym.testing import FakeVLA
 from rlt_gym.vla.base import VLAOutput
 from rlt_gym.vla.tokens import select_tokens
 
@@ -223,3 +226,63 @@ def test_pretraining_reports_on_held_out_demonstrations(tmp_path):
     write_demos(tmp_path / "a.hdf5", "a", demos=1, size=32)
     with pytest.raises(ValueError, match="held out"):
         pretrain_token(config, vla)
+
+
+def equal(first: torch.nn.Module, second: torch.nn.Module) -> bool:
+    mine, theirs = first.state_dict(), second.state_dict()
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+def test_a_token_that_learns_has_the_decoder_of_its_file(tmp_path):
+    path = write_fake_token(tmp_path / "token.safetensors")
+    encoder = load_rl_token(path, FakeVLA())
+    torch.manual_seed(3)
+    token = TrainableToken.of(encoder)
+    after = torch.rand(1)
+    stored, decoder = read_autoencoder(path)
+    assert equal(token.encoder, stored) and equal(token.decoder, decoder)
+    torch.manual_seed(3)
+    drawn = TrainableToken(token.architecture)
+    assert torch.equal(after, torch.rand(1))  # reading the file uses up no random numbers
+    loaded = load_rl_token(f"random:{path}", FakeVLA())
+    torch.manual_seed(3)
+    random = TrainableToken.of(loaded)
+    assert equal(random.decoder, drawn.decoder) and not equal(random.decoder, decoder)
+    save_rl_token(path, stored)  # without decoder
+    loaded = load_rl_token(path)
+    torch.manual_seed(3)
+    assert equal(TrainableToken.of(loaded).decoder, drawn.decoder)
+    stored.e_rl.data += 1.0
+    save_rl_token(path, stored, decoder)
+    with pytest.raises(ValueError, match=r"token\.safetensors no longer has the weights .* load the file again"):
+        TrainableToken.of(encoder)
+
+
+def test_a_frozen_token_reads_no_decoder(tmp_path, monkeypatch):
+    path = write_fake_token(tmp_path / "token.safetensors")
+    read = []
+
+    class Watched:
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            self.inner = self.file.__enter__()
+            return self
+
+        def __exit__(self, *error):
+            return self.file.__exit__(*error)
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+        def get_tensor(self, key):
+            read.append(key)
+            return self.inner.get_tensor(key)
+
+    original = io.safe_open
+    monkeypatch.setattr(io, "safe_open", lambda *args, **kwargs: Watched(original(*args, **kwargs)))
+    encoder = load_rl_token(path, FakeVLA())
+    assert read and all(key.startswith("encoder.") for key in read)
+    TrainableToken.of(encoder)
+    assert any(key.startswith("decoder.") for key in read)
