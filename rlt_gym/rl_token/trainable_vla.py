@@ -20,14 +20,14 @@ TensorDict = Mapping[str, torch.Tensor]
 
 class GradientVLA(Protocol):
     """
-    A copy of a VLA through which gradients flow, an ``nn.Module``.
+    A copy of a VLA through which gradients flow, an ``nn.Module``. It runs in evaluation mode.
 
     A VLA that can learn by RL has an attribute ``gradients``: such a class, or its name ``"package.module:Class"``. Its
     only argument is its ``architecture``.
     """
 
-    #: Names of the action head's parameters begin so.
-    head: str
+    #: Names of the action head's parameters begin so (with one of several); the tokens do not depend on them.
+    head: str | tuple[str, ...]
     #: Linear layers that get LoRA matrices, a regular expression of their names.
     lora: str
 
@@ -82,12 +82,13 @@ class TrainableVLA(nn.Module):
             self.requires_grad_(False)
             if self.part == "lora":
                 add_lora(self.vla, self.vla.lora, rank)
-        prefix = {"head": f"vla.{self.vla.head}", "all": "vla."}.get(self.part)
+        heads = (self.vla.head,) if isinstance(self.vla.head, str) else self.vla.head
+        prefixes = {"head": tuple(f"vla.{head}" for head in heads), "all": ("vla.",)}.get(self.part)
         #: What learns: name and its first value.
         self.moving = {
             key: value
             for key, value in self.named_parameters()
-            if (".lora_" in key if prefix is None else key.startswith(prefix))
+            if (".lora_" in key if prefixes is None else key.startswith(prefixes))
         }
         self.eval()
 
@@ -123,6 +124,15 @@ class TrainableVLA(nn.Module):
         )
         made.encoder.load_state_dict(encoder.state_dict())
         return made.to(vla.device)
+
+    def train(self, mode: bool = True) -> "TrainableVLA":
+        """
+        Stay in evaluation mode: without dropout the copy gives what the frozen VLA gives.
+
+        :param mode: Not used.
+        :return: The copy itself.
+        """
+        return super().train(False)
 
     @property
     def moves_tokens(self) -> bool:
@@ -173,8 +183,9 @@ def gradients_of(vla: FrozenVLA) -> type:
     found = getattr(vla, "gradients", None)
     if found is None:
         raise ValueError(
-            f"show_pictures is for a VLA that learns, and {vla.spec.name!r} gives no gradients: use a MiniVLA, or give "
-            "the VLA's class an attribute gradients (rlt_gym.rl_token.trainable_vla.GradientVLA)."
+            f"show_pictures is for a VLA that learns, and {vla.spec.name!r} gives no gradients: use a MiniVLA or an "
+            "ACT of LeRobot, or give the VLA's class an attribute gradients "
+            "(rlt_gym.rl_token.trainable_vla.GradientVLA)."
         )
     return resolve_class(found, "gradients of the VLA") if isinstance(found, str) else found
 

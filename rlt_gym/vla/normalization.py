@@ -140,6 +140,7 @@ def to_chunk(
     gripper: Gripper | str = Gripper.ENV,
     gripper_index: int = -1,
     binarize: bool = False,
+    gradients: bool = False,
 ) -> torch.Tensor:
     """
     Make a chunk of a policy's output: undo its normalization, translate its gripper, and clip, in this order.
@@ -151,11 +152,12 @@ def to_chunk(
     :param gripper: What the gripper's number means after that.
     :param gripper_index: Place of the gripper in the action.
     :param binarize: See :meth:`~rlt_gym.core.gripper.Gripper.to_env`.
+    :param gradients: Whether the chunk carries the gradients of the actions; a number that is clipped has none.
     :return: float32 (B, T, d) in [-1, 1], -1 opens, 1 closes.
     """
-    chunk = actions.detach().float()
+    values = (actions if gradients else actions.detach()).float()
     if normalization is not None:
-        chunk = normalization.unnormalize(chunk[..., : len(normalization.offset)])
-    chunk = chunk.clone()
-    chunk[..., gripper_index] = Gripper(gripper).to_env(chunk[..., gripper_index], binarize)
+        values = normalization.unnormalize(values[..., : len(normalization.offset)])
+    chunk = values.clone()
+    chunk[..., gripper_index] = Gripper(gripper).to_env(values[..., gripper_index], binarize)
     return chunk.clamp(-1.0, 1.0)

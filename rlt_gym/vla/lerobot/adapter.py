@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import interpolate
 
 from rlt_gym.core.gripper import Gripper
 from rlt_gym.vla.base import ORIENTATIONS, TOKEN_KINDS, VLAObs, VLAOutput, VLASpec, fingerprint
 from rlt_gym.vla.lerobot.checkpoint import find_backbone, find_checkpoint, load_policy, made_from, read_config
+from rlt_gym.vla.lerobot.gradients import gradients_of_type
 from rlt_gym.vla.lerobot.policies import READERS, HookReader, Reader
-from rlt_gym.vla.lerobot.processors import load_processors, reads_language
+from rlt_gym.vla.lerobot.processors import load_processors, precision, reads_language, see_picture
 from rlt_gym.vla.normalization import to_chunk
 
 #: Camera of the environment -> how LeRobot's datasets of LIBERO call its pictures.
@@ -90,9 +89,12 @@ class LeRobotVLA:
         self._backbone, self._trust = backbone, trust_image_stats
         self._pre, self._post = load_processors(self.folder, self._config, backbone, trust_image_stats)
         self.policy = load_policy(self.folder, self._config, dtype)
-        self._dtype = dtype
+        self._dtype, self._hook = dtype, hook
         self._settings = {"features": self._features, "orientation": orientation, "gripper": gripper, "hook": hook}
         self._settings |= {"layout": layout, "kind": kind, "dtype": dtype}
+        #: What a copy needs beside files and weights, plain data (:mod:`rlt_gym.vla.lerobot.gradients`).
+        self.copied: dict[str, Any] = {key: self._settings[key] for key in ("features", "orientation", "gripper")}
+        self.copied |= {"dtype": dtype, "config": dict(config or {}), "trust_image_stats": trust_image_stats}
         self._orientation, self._gripper = orientation, Gripper(gripper)
         self._digest: str | None = None
         self._max_tokens: int | None = None
@@ -110,6 +112,15 @@ class LeRobotVLA:
     def device(self) -> torch.device:
         """Where it runs."""
         return self._device
+
+    @property
+    def gradients(self) -> type:
+        """
+        Class of a copy with gradients, for ``train_vla`` of RLT.
+
+        :raises ValueError: If the policy cannot learn by RL.
+        """
+        return gradients_of_type(self._config, self._dtype, self._hook)
 
     def to(self, device: torch.device | str) -> LeRobotVLA:
         """
@@ -168,14 +179,14 @@ class LeRobotVLA:
                 raise ValueError(f"state has the shape {values.shape}; {self._name} reads {(rows, *state.shape)}.")
             batch["observation.state"] = torch.from_numpy(values.copy()).to(self._device)
         seeds = [0] * rows if seed is None else [int(value) for value in seed]
-        with torch.no_grad(), self._precision():
+        with torch.no_grad(), precision(self._config, self._dtype, self._device):
             reading = self._reader.read(self._pre(batch), seeds)
         self._max_tokens, self._grids = reading.max_tokens, reading.grids
         chunk, again = self._chunk(reading.actions), reading.from_noise
 
         def from_noise(noise: torch.Tensor) -> torch.Tensor:
             assert again is not None
-            with torch.no_grad(), self._precision():
+            with torch.no_grad(), precision(self._config, self._dtype, self._device):
                 actions = again(noise)
             return self._chunk(actions)
 
@@ -188,15 +199,6 @@ class LeRobotVLA:
     def _name(self) -> str:
         return f"lerobot-{self._config.type}"
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        """As LeRobot's evaluation: mixed precision if the checkpoint says it, or if the caller does."""
-        in_policy = isinstance(getattr(self._config, "dtype", None), str)
-        if self._dtype is None and self._config.use_amp:
-            return torch.autocast(self._device.type)
-        if self._dtype in (None, "float32") or in_policy:
-            return contextlib.nullcontext()
-        return torch.autocast(self._device.type, dtype=getattr(torch, self._dtype))
-
     def _pictures(self, obs: VLAObs, rows: int) -> dict[str, torch.Tensor]:
         """Turn, pool to the size of the dataset, round to whole levels as its pictures are: (B, 3, h, w) in [0, 1]."""
         pictures = {}
@@ -208,12 +210,8 @@ class LeRobotVLA:
                     f"{camera} is {frame.dtype} {frame.shape}; {self._name} reads uint8 ({rows}, S, S, 3) with S >= "
                     f"{size}."
                 )
-            turned = np.ascontiguousarray(ORIENTATIONS[self._orientation](frame))
-            # LeRobot's own layout: another one has the same numbers, but convolutions round differently
-            picture = torch.tensor(turned, device=self._device).permute(0, 3, 1, 2).contiguous().float()
-            if frame.shape[1] != size:
-                picture = interpolate(picture, (size, size), mode="area").round()
-            pictures[key] = picture / 255.0
+            pixels = torch.tensor(np.ascontiguousarray(frame), device=self._device)
+            pictures[key] = see_picture(pixels, self._orientation, size)
         return pictures
 
     def _probe(self, max_batch: int | None) -> VLASpec:

@@ -160,16 +160,9 @@ def load_policy(folder: Path, config: Any, dtype: str | None = None) -> Any:
     :return: LeRobot's ``PreTrainedPolicy``, frozen.
     :raises ValueError: If the backbone is missing, or the weights are not the policy's.
     """
-    from lerobot.policies.factory import get_policy_class
-
     half = getattr(config, "load_vlm_weights", False) and dtype is None
-    if hasattr(config, "load_vlm_weights"):
-        config.load_vlm_weights = False  # they are in the checkpoint
-    if hasattr(config, "pretrained_backbone_weights"):
-        config.pretrained_backbone_weights = None  # likewise
     try:
-        with contextlib.redirect_stdout(sys.stderr), torch.device(config.device):
-            policy = get_policy_class(config.type)(config)
+        policy = build_policy(config)
     except OSError as error:
         raise ValueError(
             f"The {config.type} policy in {folder} cannot be built ({short(error)}): if its language model is missing, "
@@ -177,7 +170,7 @@ def load_policy(folder: Path, config: Any, dtype: str | None = None) -> Any:
         ) from error
     if half:
         policy.model.vlm_with_expert.vlm.to(torch.bfloat16)
-    policy = policy.to(config.device).eval().requires_grad_(False)
+    policy = policy.eval().requires_grad_(False)
     try:
         with safe_open(folder / WEIGHTS, framework="numpy") as file:
             names = _names(policy, list(file.keys()))
@@ -185,6 +178,24 @@ def load_policy(folder: Path, config: Any, dtype: str | None = None) -> Any:
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{folder / WEIGHTS} cannot be read as a {config.type} policy: {short(error)}") from error
     return policy
+
+
+def build_policy(config: Any) -> Any:
+    """
+    Build a policy whose weights come later.
+
+    :param config: Of :func:`read_config`; it is changed, so that nothing is fetched.
+    :return: LeRobot's ``PreTrainedPolicy`` with random weights, on its device.
+    """
+    from lerobot.policies.factory import get_policy_class
+
+    if hasattr(config, "load_vlm_weights"):
+        config.load_vlm_weights = False  # they are in the checkpoint
+    if hasattr(config, "pretrained_backbone_weights"):
+        config.pretrained_backbone_weights = None  # likewise
+    with contextlib.redirect_stdout(sys.stderr), torch.device(config.device):
+        policy = get_policy_class(config.type)(config)
+    return policy.to(config.device)
 
 
 class _Name(str):

@@ -101,7 +101,7 @@ class Reader:
         kind = torch.tensor([TOKEN_KINDS[name] for name in kinds], dtype=torch.uint8, device=mask.device)
         most = tokens.shape[1] if max_tokens is None else max_tokens
         whole = None if grids is None else tuple((int(rows), int(columns)) for rows, columns in grids)
-        return Reading(actions, tokens.detach(), mask, kind * mask.to(torch.uint8), most, whole)
+        return Reading(actions, tokens, mask, kind * mask.to(torch.uint8), most, whole)
 
 
 class ACTReader(Reader):
@@ -113,13 +113,16 @@ class ACTReader(Reader):
         backbone = getattr(self.policy.model, "backbone", None)
         pictures = [] if backbone is None else [backbone]
         with outputs_of(self.policy.model.encoder) as outputs, outputs_of(*pictures) as maps:
-            actions = self.policy.predict_action_chunk(batch)
+            actions = self._act(batch)
         tokens = outputs[0].transpose(0, 1)  # the encoder is sequence first
         kinds = ["pad", "state"] if self.config.robot_state_feature else ["pad"]
         kinds += ["image"] * (tokens.shape[1] - len(kinds))
         mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
         mask[:, 0] = False
         return self._reading(actions, tokens, mask, kinds, grids=[found["feature_map"].shape[-2:] for found in maps])
+
+    def _act(self, batch: dict[str, Any]) -> torch.Tensor:
+        return self.policy.predict_action_chunk(batch)
 
 
 class FlowReader(Reader):

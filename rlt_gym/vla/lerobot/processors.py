@@ -1,18 +1,60 @@
-"""The checkpoint's own pre- and post-processor: normalization, tokens of instructions, actions in the robot's units."""
+"""
+What surrounds a policy: pictures as its dataset has them, and the checkpoint's own pre- and post-processor.
+
+These normalize, make tokens of instructions, and give actions in the robot's units.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
+from torch.nn.functional import interpolate
 
 from rlt_gym.vla.lerobot.checkpoint import find_backbone, short
 
 PRE, POST = "policy_preprocessor.json", "policy_postprocessor.json"
+#: Axes of pictures (B, H, W, 3) that are reversed, for each name of :data:`~rlt_gym.vla.base.ORIENTATIONS`.
+REVERSED: dict[str, tuple[int, ...]] = {"same": (), "flipped": (1,), "mirrored": (2,), "turned": (1, 2)}
 #: A camera whose levels, 0 to 1, spread less than this was not measured rightly: LeRobot 0.4 squares pictures of bytes.
 SMALLEST_STD = 0.02
+
+
+def see_picture(frame: torch.Tensor, orientation: str, size: int) -> torch.Tensor:
+    """
+    Turn a picture, pool it to the size of the dataset, round to whole levels as the dataset's pictures are.
+
+    :param frame: uint8 (B, S, S, 3) as the environment gives it, S >= ``size``.
+    :param orientation: A name of :data:`REVERSED`.
+    :param size: Edge of the dataset's pictures.
+    :return: (B, 3, size, size) in [0, 1].
+    """
+    # LeRobot's own layout: another one has the same numbers, but convolutions round differently
+    picture = frame.flip(REVERSED[orientation]).permute(0, 3, 1, 2).contiguous().float()
+    if frame.shape[1] != size:
+        picture = interpolate(picture, (size, size), mode="area").round()
+    return picture / 255.0
+
+
+def precision(config: Any, dtype: str | None, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """
+    Calculate as LeRobot's evaluation does: in mixed precision if the checkpoint says it, or if the caller does.
+
+    :param config: The policy's configuration.
+    :param dtype: What the caller says, a name of :data:`~rlt_gym.vla.lerobot.checkpoint.DTYPES`; ``None`` = nothing.
+    :param device: Where the policy is.
+    :return: The precision, in which to run the policy.
+    """
+    in_policy = isinstance(getattr(config, "dtype", None), str)
+    if dtype is None and config.use_amp:
+        return torch.autocast(device.type)
+    if dtype in (None, "float32") or in_policy:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=getattr(torch, dtype))
 
 
 def load_processors(

@@ -117,3 +117,13 @@ def test_a_chunk_is_clipped_last_and_has_the_actions_own_numbers():
     assert to_chunk(plain, gripper="open", binarize=True)[0, 0, 2] == 1.0
     with pytest.raises(ValueError, match="'wide' is not a valid Gripper"):
         to_chunk(plain, gripper="wide")
+
+
+def test_a_chunk_with_gradients():
+    """By hand: half the width of the statistics, nothing where the action is clipped, 1 - 2v for the gripper."""
+    actions = torch.tensor([[[0.5, 0.5, 3.0, 0.25]]], requires_grad=True)
+    chunk = to_chunk(actions, LOW_HIGH, gripper="open", gradients=True)
+    assert torch.equal(chunk, to_chunk(actions, LOW_HIGH, gripper="open"))
+    torch.testing.assert_close(chunk, torch.tensor([[[0.25, 0.3, 1.0, 0.5]]]))
+    (found,) = torch.autograd.grad(chunk.sum(), actions)
+    torch.testing.assert_close(found, torch.tensor([[[0.5, 0.2, 0.0, -2.0]]]))
