@@ -1,10 +1,14 @@
 """Rollouts of a VLA as data, against a replay of their actions and against the VLA itself."""
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from vla_helpers import TINY
 
 from rlt_gym.data.demo_set import DemoReader
 from rlt_gym.data.libero_hdf5 import DemoFile
@@ -14,9 +18,12 @@ from rlt_gym.libero.suites.tasks import get_tasks
 from rlt_gym.libero.vector_env import LiberoVectorEnv
 from rlt_gym.rl_token.encode_tokens import EncodeTokensConfig, encode_tokens
 from rlt_gym.rl_token.env import RLTokenVectorEnv
+from rlt_gym.rl_token.io import load_rl_token
+from rlt_gym.rl_token.pretrain import PretrainTokenConfig, pretrain_token
 from rlt_gym.rl_token.token_shards import TokenShards
 from rlt_gym.testing import FakeLiberoVectorEnv, FakeVLA
 from rlt_gym.vla import load_vla
+from rlt_gym.vla.mini.training import TrainVLAConfig, train_vla
 
 STEPS = 19  # two chunks of 8, and one that the horizon cuts
 
@@ -64,6 +71,34 @@ def test_a_replay_of_the_actions_sees_what_was_recorded(path):
                 obs, *_ = env.step(demo.actions[None, None, step])
             assert np.abs(np.diff(demo.proprio[:, :3], axis=0)).max() > 0.001
     env.close()
+
+
+@pytest.mark.sim
+def test_the_first_recorded_observation_is_the_one_after_the_objects_have_settled(path):
+    """Against ten control steps without motion, gripper open; in another process, since importing LIBERO changes it."""
+    code = """
+import json, sys
+import numpy as np
+from rlt_gym.libero.assets import resolve_assets
+from rlt_gym.libero.worker.libero_import import prepare_libero
+prepare_libero(resolve_assets("embedded").path)
+from rlt_gym.libero.worker.simulator import LiberoSimulator
+simulator = LiberoSimulator("libero_goal", 8)
+for index in map(int, sys.argv[1:]):
+    simulator.restart("train", index)
+    trace = [simulator.proprio()]
+    for _ in range(10):
+        trace.append(simulator.step_chunk(np.array([[0, 0, 0, 0, 0, 0, -1]]), observe=False).observation["proprio"])
+    print(json.dumps(np.array(trace).tolist()))
+"""
+    with DemoFile(path) as file:
+        first = {demo.attrs["init_index"]: demo.proprio[0] for demo in file}
+    command = [sys.executable, "-c", code, *map(str, first)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for line, recorded in zip(done.stdout.splitlines()[-len(first) :], first.values(), strict=True):
+        distance = np.abs(np.array(json.loads(line)) - recorded).max(1)
+        assert distance[10] < 1e-6 < 1e-4 < distance[:9].min(), distance
 
 
 @pytest.mark.sim
@@ -119,6 +154,24 @@ def test_failures_are_kept_unless_successes_alone_are_wanted(tmp_path):
     with pytest.raises(ValueError, match=r"solved only 0 of 40 episodes of .* and 4 successes are wanted"):
         fake_rollouts(str(tmp_path / "c"), True, success_step=11)
     assert not list((tmp_path / "c").iterdir())
+
+
+def test_a_vla_and_an_rl_token_can_be_trained_on_rollouts(tmp_path):
+    """Two of the four rollouts are successes: the VLA and the token learn from these."""
+    fake_rollouts(str(tmp_path / "rollouts"), False)
+    demos, output = [str(tmp_path / "rollouts")], str(tmp_path / "vla.safetensors")
+    common = {"batch_size": 4, "bfloat16": False, "progress": False}
+    vla = train_vla(TrainVLAConfig(demos, output, TINY, steps=3, held_out=0.5, **common))
+    assert vla.provenance["rows"] == {"train": 8, "held_out": 8} and vla.provenance["failures_left_out"] == 2
+    config = PretrainTokenConfig(
+        demos, output, output=str(tmp_path / "token.safetensors"), width=16, layers=1, heads=2, steps=3, held_out=0.5,
+        frame_stride=1, **common,
+    )  # fmt: skip
+    token = pretrain_token(config)
+    report = json.loads((tmp_path / "token.json").read_text())
+    assert report["rows"] == vla.provenance["rows"] and report["train"]["steps"] == 3
+    assert token.vla_fingerprint == vla.fingerprint() and 0 < report["held_out"]["L_ro_z_only"] < 10
+    load_rl_token(config.output, load_vla(output))
 
 
 @pytest.mark.parametrize(

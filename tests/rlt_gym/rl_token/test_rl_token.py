@@ -13,6 +13,7 @@ from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
 from rlt_gym.rl_token.io import load_rl_token, read_autoencoder, save_rl_token
 from rlt_gym.rl_token.pretrain import PretrainTokenConfig, pretrain_token
 from rlt_gym.rl_token.trainable import TrainableToken
+from rlt_gym.rl_token.trainer import Autoencoder
 from rlt_gym.testing import FakeVLA
 from rlt_gym.vla.base import VLAOutput
 from rlt_gym.vla.tokens import select_tokens
@@ -160,6 +161,38 @@ def test_loss_falls_on_toy_data():
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
+
+
+def toy_losses(dropout: float) -> dict[str, float]:
+    """Train on tokens that three hidden numbers make; losses on other rows, before and after, from ``z_rl`` alone."""
+    torch.manual_seed(0)
+    basis = torch.randn(3, 9 * 12)
+    z = (torch.randn(160, 3) @ basis).view(160, 9, 12) / 3**0.5
+    mask = torch.ones(160, 9, dtype=torch.bool)
+    config = replace(CONFIG, context_dropout=dropout)
+    model = Autoencoder(RLTokenEncoder(config), RLTokenDecoder(config))
+    optimizer = torch.optim.Adam(model.modules().parameters(), lr=3e-3)
+
+    @torch.no_grad()
+    def held_out(shuffled: bool) -> float:
+        z_rl = model.encoder.encode(z[96:])
+        predicted = model.decoder(z_rl.roll(1, dims=0) if shuffled else z_rl, z[96:], 1.0)
+        return float((predicted - z[96:]).square().mean())
+
+    before = held_out(False)
+    for _ in range(150):
+        loss = model.losses(z[:96], mask[:96], dropout)["mean"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return {"before": before, "after": held_out(False), "gap": held_out(True) / held_out(False)}
+
+
+def test_context_dropout_makes_the_decoder_use_the_token():
+    """Another row's ``z_rl`` does as well without it: the decoder copies from the tokens before."""
+    plain, dropped = toy_losses(0.0), toy_losses(0.9)
+    assert dropped["after"] < 0.5 * dropped["before"], "on rows that were held out"
+    assert dropped["gap"] > 2.0 and dropped["gap"] > 1.5 * plain["gap"]
 
 
 def test_files_refuse_another_vla(tmp_path):
