@@ -52,7 +52,7 @@ class TrainableToken(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """
-        Make the RL token.
+        Make the RL token. Gradients reach the tokens.
 
         :param tokens: (B, M, H), valid ones first, zeros where there is none.
         :return: ``z_rl`` (B, D).
@@ -61,13 +61,13 @@ class TrainableToken(nn.Module):
 
     def reconstruct(self, tokens: torch.Tensor, train_encoder: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        Make the RL token and compute the loss of stage 1.
+        Make the RL token and compute the loss of stage 1. The tokens are constants.
 
         :param tokens: (B, M, H), valid ones first, zeros where there is none.
         :param train_encoder: Whether gradients reach the encoder; else only the decoder.
         :return: ``z_rl`` (B, D); the squared error of the standardized tokens, averaged over tokens and channels, ().
         """
-        z, mask = self._read(tokens)
+        z, mask = self._read(tokens.detach())
         with torch.set_grad_enabled(train_encoder):
             z_rl = self.encoder.encode(z, mask)
         predicted = self.decoder(z_rl, z, self.encoder.config.context_dropout)
@@ -77,4 +77,4 @@ class TrainableToken(nn.Module):
         """Return the standardized tokens (B, N, H) and which of them are valid (B, N)."""
         mask = (tokens != 0.0).any(2)
         count = int(mask.sum(1).max())
-        return self.encoder.standardize(tokens[:, :count].float()), mask[:, :count]
+        return self.encoder.scale(tokens[:, :count]), mask[:, :count]

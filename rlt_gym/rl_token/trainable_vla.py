@@ -148,14 +148,28 @@ class TrainableVLA(nn.Module):
         :param weights: Of what learns.
         :return: RL token (B, D) and chunk (B, C, d), with gradients.
         """
-        return functional_call(self, dict(weights), (observations,))
+        tokens, mask, chunk = self.look(observations, weights)
+        if not self.moves_tokens:
+            return observations["z_rl"], chunk
+        return self.encoder.encode(self.encoder.scale(tokens), mask), chunk
 
-    def forward(self, observations: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+    def look(self, observations: TensorDict, weights: TensorDict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """
-        Run VLA and encoder as they began.
+        Run the VLA, for an encoder that is not the frozen one.
 
         :param observations: As for :meth:`run`.
-        :return: RL token and chunk.
+        :param weights: Of what learns.
+        :return: The tokens that the encoder reads (B, N, H), zeros where there is none, which of them are valid (B, N),
+            and the chunk, with gradients.
+        """
+        return functional_call(self, dict(weights), (observations,))
+
+    def forward(self, observations: TensorDict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """
+        Run the VLA as it began.
+
+        :param observations: As for :meth:`run`.
+        :return: As of :meth:`look`.
         """
         # rows come as float32 where a policy has converted them
         frames = observations["pictures"].to(torch.uint8).unbind(1)
@@ -165,11 +179,8 @@ class TrainableVLA(nn.Module):
             read_instructions(observations["instruction"].to("cpu", torch.uint8).numpy()),
             read_seeds(observations["vla_seed"].to("cpu", torch.uint8).numpy()),
         )
-        chunk = output.chunk[:, : observations["vla_ref"].shape[1]]
-        if not self.moves_tokens:
-            return observations["z_rl"], chunk
         tokens, mask = select_tokens(output, self.encoder.config.kinds)
-        return self.encoder.encode(self.encoder.scale(tokens), mask), chunk
+        return tokens, mask, output.chunk[:, : observations["vla_ref"].shape[1]]
 
 
 def gradients_of(vla: FrozenVLA) -> type:

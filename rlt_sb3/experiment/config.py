@@ -372,7 +372,8 @@ class TrainConfig:
         ):
             if not isinstance(policy, dict) or policy.get(trains) is None:
                 continue
-            if self.env.id == EnvConfig.id and not getattr(self.env, shows):
+            from_pictures = trains == "train_token" and policy.get("train_vla") is not None
+            if self.env.id == EnvConfig.id and not getattr(self.env, shows) and not from_pictures:
                 raise ValueError(
                     f"{self.algorithm}.policy_kwargs.{trains} needs {what} in the observations: set env.{shows} to "
                     "true."

@@ -23,6 +23,7 @@ from rlt_sb3.common.torch_utils import AntiWindupClamp, EnsembleMLP
 from rlt_sb3.rlt.features import RLTFeatures, TensorDict
 from rlt_sb3.rlt.gripper_critic import GripperCritic, GripperTraining
 from rlt_sb3.rlt.offset import phase_of
+from rlt_sb3.rlt.trained_both import TrainedBothFeatures, VLAAndTokenTraining
 from rlt_sb3.rlt.trained_token import TokenTraining, TrainedTokenFeatures
 from rlt_sb3.rlt.trained_vla import TrainedVLAFeatures, TrainVLA, VLATraining
 
@@ -388,9 +389,9 @@ class RLTPolicy(TD3Policy):
         require("act_with", act_with, act_with in ("target", "online"), "'target' or 'online'")
         copy: Any = None
         if train_token is not None or train_vla is not None:
-            trains, own = (
-                ("train_token", TrainedTokenFeatures) if train_vla is None else ("train_vla", TrainedVLAFeatures)
-            )
+            trains = "train_token" if train_vla is None else "train_vla"
+            alone = TrainedTokenFeatures if train_vla is None else TrainedVLAFeatures
+            own = alone if train_token is None or train_vla is None else TrainedBothFeatures
             require("token_input", token_input, token_input, f"True with {trains}")
             name, allowed = features_extractor_class.__name__, f"left out with {trains}, which has its own"
             require("features_extractor_class", name, features_extractor_class in (RLTFeatures, own), allowed)
@@ -452,7 +453,8 @@ class RLTPolicy(TD3Policy):
             target.requires_grad_(False)
         self.gripper_training = None if gripper_critic is None else GripperTraining(self, lr_schedule)
         self.token_training = None if train_token is None else TokenTraining(self, lr_schedule)
-        self.vla_training = None if train_vla is None else VLATraining(self, settings, lr_schedule)
+        of_vla = VLATraining if train_token is None else VLAAndTokenTraining
+        self.vla_training = None if train_vla is None else of_vla(self, settings, lr_schedule)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()

@@ -283,7 +283,8 @@ class RLT(RLTRollouts, TD3):
         token = self.policy_kwargs.get("train_token")
         if token is not None and "architecture" not in token:
             assert isinstance(self.observation_space, spaces.Dict) and self.env is not None
-            check_tokens(self.observation_space)
+            if self.policy_kwargs.get("train_vla") is None:  # else a copy of the VLA makes the tokens from pictures
+                check_tokens(self.observation_space)
             found = self.env.get_attr("trainable_token")[0]
             self.policy_kwargs["train_token"] = {
                 **token, "token_class": type(found), "architecture": found.architecture
@@ -436,16 +437,15 @@ class RLT(RLTRollouts, TD3):
         :return: loss (summed over the ensemble), mean Q, its spread over the ensemble, mean / min / max target, and the
             losses of reconstruction and of the gripper's critic if they are trained
         """
-        training = self.policy.token_training
+        training, of_vla = self.policy.token_training, self.policy.vla_training
+        if of_vla is not None:
+            of_vla.look(batch, learn=not self._warming_up and self._n_updates % self.policy_delay == 0)
         if training is not None:
             # one pass of the encoder as it is now, for all networks; in the warm-up the critics are still arbitrary
             features, recon_loss = training.features.losses(batch.observations, train_encoder=not self._warming_up)
             batch.observations["features"] = features
             with th.no_grad():
                 batch.next_observations["features"] = training.features(batch.next_observations)
-        of_vla = self.policy.vla_training
-        if of_vla is not None:
-            of_vla.look(batch, learn=not self._warming_up and self._n_updates % self.policy_delay == 0)
         targets = self._targets(batch)
         q_values = self.critic.q_values(batch.observations, batch.actions)
         loss = (q_values - targets).pow(2).mean(1).sum()
@@ -456,6 +456,8 @@ class RLT(RLTRollouts, TD3):
             training.optimizer.zero_grad()
             (loss + training.features.recon_coef * recon_loss).backward()
             training.optimizer.step()
+            if of_vla is not None and not self._warming_up:
+                of_vla.leave_frozen()
             batch.observations["features"] = features.detach()  # the actor's loss does not reach the encoder
         if of_vla is not None:
             batch.observations["features"] = batch.observations["features"].detach()  # nor the tokens of the VLA

@@ -184,8 +184,6 @@ def _check_training(model: Any) -> None:
         return
     check_names(vla, TrainVLA, "RLT", "policy_kwargs.train_vla")
     TrainVLA(**vla)
-    if token is not None:
-        raise ValueError("train_vla keeps the RL token's encoder frozen: leave out train_token.")
     if offline:
         raise ValueError("train_vla needs pictures in every row: leave out offline_data, whose rows have none.")
 

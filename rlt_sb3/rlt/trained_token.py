@@ -50,9 +50,7 @@ class TrainedTokenFeatures(RLTFeatures):
         recon_coef: float = 1.0,
         proprio_norm: str | tuple[Any, Any] | ProprioLayout = "auto",
     ):
-        for name, value in (("encoder_lr", encoder_lr), ("recon_coef", recon_coef)):
-            if not (isinstance(value, int | float) and 0.0 <= value < float("inf")):
-                raise ValueError(f"train_token.{name} must be a number >= 0, got {value!r}.")
+        check_rates(encoder_lr=encoder_lr, recon_coef=recon_coef)
         check_tokens(observation_space)
         super().__init__(observation_space, proprio_norm)
         self.token: Any = token_class(architecture)
@@ -89,18 +87,19 @@ class TokenTraining:
     """
     The encoder among the networks of a policy: the critics train it, the others have copies.
 
-    :param policy: of RLT, whose networks have :class:`TrainedTokenFeatures`
+    :param policy: of RLT, whose networks have :class:`TrainedTokenFeatures`, or
+        :class:`~rlt_sb3.rlt.trained_both.TrainedBothFeatures`
     :param lr_schedule: of the critics, which get an optimizer without the encoder
     """
 
     def __init__(self, policy: Any, lr_schedule: Schedule):
-        self.features: TrainedTokenFeatures = policy.critic.features_extractor
+        self.features: Any = policy.critic.features_extractor
         self._actor: nn.Module = policy.actor.features_extractor
         self._actor.requires_grad_(False)
         mine = {id(parameter) for parameter in self.features.parameters()}
         others = [parameter for parameter in policy.critic.parameters() if id(parameter) not in mine]
         policy.critic.optimizer = policy.optimizer_class(others, lr=lr_schedule(1), **policy.optimizer_kwargs)
-        self.optimizer = th.optim.Adam(self.features.parameters(), lr=self.features.encoder_lr)
+        self.optimizer = th.optim.Adam(self.features.token.parameters(), lr=self.features.encoder_lr)
         names = ("actor", "actor_target", "critic", "critic_target", "actor_deployed", "actor_on_trial")
         self._networks = [getattr(policy, name) for name in names if hasattr(policy, name)]
 
@@ -116,6 +115,18 @@ class TokenTraining:
     def copy_to_actor(self) -> None:
         """Give the actor that learns the encoder as it is now."""
         self._actor.load_state_dict(self.features.state_dict())
+
+
+def check_rates(**values: Any) -> None:
+    """
+    Refuse settings out of range.
+
+    :param values: settings of ``train_token``
+    :raises ValueError: if one is no number >= 0
+    """
+    for name, value in values.items():
+        if not (isinstance(value, int | float) and 0.0 <= value < float("inf")):
+            raise ValueError(f"train_token.{name} must be a number >= 0, got {value!r}.")
 
 
 def check_tokens(observation_space: spaces.Dict) -> None:

@@ -161,7 +161,7 @@ class VLATraining:
         mine = {id(parameter) for parameter in self.features.parameters()}
         others = [parameter for parameter in policy.critic.parameters() if id(parameter) not in mine]
         policy.critic.optimizer = policy.optimizer_class(others, lr=lr_schedule(1), **policy.optimizer_kwargs)
-        self.optimizer = th.optim.Adam(self.features.parameters(), lr=settings.learning_rate)
+        self.optimizer = th.optim.Adam(self.features.weights.parameters(), lr=settings.learning_rate)
         names = ("actor", "actor_target", "critic", "critic_target", "actor_deployed", "actor_on_trial")
         self._networks = {name: getattr(policy, name).features_extractor for name in names if hasattr(policy, name)}
         self._graph: tuple[th.Tensor, ...] | None = None
@@ -216,10 +216,14 @@ class VLATraining:
         self.optimizer.zero_grad()
         th.autograd.backward(outputs, gradients)
         self.optimizer.step()
-        for name in ("actor", "actor_target", "critic", "critic_target"):
-            self._networks[name].moved.fill_(True)
+        self.leave_frozen()
         self._networks["actor"].load_state_dict(self.features.state_dict())
         return distance.detach()
+
+    def leave_frozen(self) -> None:
+        """From now on the networks that learn read what the copy gives."""
+        for name in ("actor", "actor_target", "critic", "critic_target"):
+            self._networks[name].moved.fill_(True)
 
 
 def memory_of(vla: Any) -> int:

@@ -230,7 +230,6 @@ def test_a_deployed_actor_keeps_its_vla():
         (lambda: make_model(train_vla={"rank": 0}), r"rank must be an integer >= 1, got 0"),
         (lambda: check_before_env(RLT, {"policy_kwargs": {"train_vla": {"imitation": 1}}}), "imitation"),
         (lambda: make_model(train_vla={}, replay_buffer_kwargs=OFFLINE), "leave out offline_data"),
-        (lambda: make_model(policy_kwargs={"train_vla": {}, "train_token": {}}), "leave out train_token"),
         (lambda: make_model(make_env(vla=FakeVLA(horizon=4)), {}), "'fake' gives no gradients: use a MiniVLA"),
         (
             lambda: make_model(train_vla={}, buffer_size=10**11),
