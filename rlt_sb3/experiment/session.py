@@ -60,6 +60,10 @@ class Training:
         self.venv: VecEnv = make_vec_env(name, run.env, settings) if run.collectors is None else run.collectors
         state = checkpoint.read_state() if checkpoint is not None else None
         self.model = self._model(checkpoint)
+        report = getattr(self.model, "memory_report", None)
+        if report is not None:
+            run.progress.say(report)
+            run.store(memory=report)
         self.budget = BudgetCallback(
             config.total_chunks, config.total_control_steps, config.max_minutes, on_progress=run.progress.set_fraction
         )

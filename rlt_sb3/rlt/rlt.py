@@ -212,6 +212,8 @@ class RLT(RLTRollouts, TD3):
         self.action_scale = action_scale
         self._measured_unit = None
         self._vla_bytes = 0  # of a copy of the VLA that learns
+        #: what rows and a second VLA take, one line; None without ``train_token`` and ``train_vla``
+        self.memory_report: str | None = None
         self.critic_warmup_updates = critic_warmup_updates
         self.q_bounds = q_bounds
         self.search = None
@@ -236,9 +238,10 @@ class RLT(RLTRollouts, TD3):
             self.q_bounds = (float(self.q_bounds[0]), float(self.q_bounds[1]))  # load() and YAML give lists
         self._describe_robot()
         if any(self.policy_kwargs.get(name) is not None for name in ("train_token", "train_vla")):
-            report = check_memory(self.observation_space, self.action_space, self.buffer_size, self._vla_bytes)
+            spaces_of_rows = self.observation_space, self.action_space
+            self.memory_report = check_memory(*spaces_of_rows, self.buffer_size, self._vla_bytes)
             if self.verbose >= 1:
-                print(report)
+                print(self.memory_report)
         if self.replay_buffer_class is None:
             self.replay_buffer_class = ChunkReplayBuffer
         if self.replay_buffer is None:

@@ -1,5 +1,8 @@
 """``train_vla``: a copy of the VLA learns from critics and actor; the frozen one and the default stay as they are."""
 
+import gc
+from types import FunctionType, ModuleType
+
 import numpy as np
 import pytest
 import torch as th
@@ -246,6 +249,40 @@ def test_memory_is_reported(capsys):
     make_model(train_vla={}, verbose=1, buffer_size=1000)
     # a row: two pictures, 256 + 4 bytes, 12 + 8 + 21 numbers of the observation, 21 of the chunk
     assert f"1000 rows of {2 * 32 * 32 * 3 + 260 + 4 * 62} bytes" in capsys.readouterr().out
+    assert make_model(make_env(show_pictures=False), verbose=1).memory_report is None
+
+
+def bytes_of(model) -> int:
+    """Bytes of all tensors and arrays that can be reached from a model, gradients and what optimizers keep included."""
+    seen, left, found = {}, [model], {}
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, type | ModuleType):
+            continue
+        seen[id(one)] = one  # alive, so that no other object gets its number
+        if isinstance(one, np.ndarray):
+            found[one.ctypes.data] = max(one.nbytes, found.get(one.ctypes.data, 0))
+        elif isinstance(one, th.Tensor):
+            found[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+            left.append(one.grad)
+        # what a function sees of its module is not the model's
+        left += [one.__closure__, one.__defaults__] if isinstance(one, FunctionType) else gc.get_referents(one)
+    return sum(found.values())
+
+
+def test_the_memory_does_not_grow_with_the_rows():
+    """Rows have their place from the beginning; VLA, optimizers and all else are as large with 200 rows as with 50."""
+    model = make_model(train_vla={"part": "all"}, batch_size=8, utd=0.25, buffer_size=500).learn(50)
+    first, rows = bytes_of(model), model.replay_buffer.size()
+    weights = sum(value.nbytes for value in model.policy.state_dict().values())
+    pictures = model.replay_buffer.storage.obs["pictures"].nbytes
+    assert first > pictures + weights + 2 * sum(value.nbytes for value in weights_of(model))  # Adam's two averages
+    model.learn(150, reset_num_timesteps=False)
+    assert model.replay_buffer.size() >= 4 * rows - 8 and model.critic.features_extractor.moved
+    grown = bytes_of(model) - first
+    assert abs(grown) < model.replay_buffer.storage.obs["pictures"][0].nbytes  # less than the pictures of one row
+    model.policy.vla_training.kept = [th.zeros(1000)]  # what somebody keeps would be seen
+    assert bytes_of(model) - first == grown + 4000
 
 
 @pytest.mark.parametrize(
