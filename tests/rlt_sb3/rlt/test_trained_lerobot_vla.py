@@ -23,7 +23,9 @@ def folder(tmp_path_factory):
 
 
 def act_env(folder, show_pictures=True):
-    return make_env(show_pictures, load_vla(f"lerobot:{folder}"), image_size=64)
+    with th.random.fork_rng(devices=[]):
+        th.manual_seed(0)  # the same encoder each time
+        return make_env(show_pictures, load_vla(f"lerobot:{folder}"), image_size=64)
 
 
 @pytest.mark.parametrize("part", ["head", "lora", "all"])
