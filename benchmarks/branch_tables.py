@@ -58,7 +58,7 @@ def ranking(pairs: list[dict[str, Any]], value: str) -> dict[str, Any]:
         return math.nan if np.ptp(both, axis=0).min() == 0 else float(spearmanr(*both.T).statistic)
 
     rng = np.random.default_rng(0)
-    drawn = [correlation(rng.integers(len(groups), size=len(groups))) for _ in range(RESAMPLES * bool(groups))]
+    drawn = [correlation(rng.integers(len(groups), size=len(groups)).tolist()) for _ in range(RESAMPLES * bool(groups))]
     known = [one for one in drawn if not math.isnan(one)] or [math.nan]
     return {
         "differ": len(differ), "preferred": preferred, "interval": wilson_interval(preferred, len(differ)),

@@ -107,7 +107,7 @@ def play(env: gym.vector.VectorEnv, act: Callable[[Observation], np.ndarray], ep
             if episode is not None:
                 chunks[row] = episode.choose({key: value[row].copy() for key, value in obs.items()}, chunks[row])
         obs, _, terminated, truncated, infos = env.step(chunks)
-        for row in np.flatnonzero(terminated | truncated):
+        for row in np.flatnonzero(terminated | truncated).tolist():
             episode, playing[row] = playing[row], next(waiting, None)
             if infos["final_info"]["worker_restarted"][row]:
                 raise RuntimeError("A simulator was lost: run the benchmark again.")

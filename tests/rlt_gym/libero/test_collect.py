@@ -157,12 +157,12 @@ def test_failures_are_kept_unless_successes_alone_are_wanted(tmp_path):
 
 
 def test_a_vla_and_an_rl_token_can_be_trained_on_rollouts(tmp_path):
-    """Two of the four rollouts are successes: the VLA and the token learn from these."""
+    """Two of the four rollouts are successes, of seven control steps each: the VLA and the token learn from these."""
     fake_rollouts(str(tmp_path / "rollouts"), False)
     demos, output = [str(tmp_path / "rollouts")], str(tmp_path / "vla.safetensors")
     common = {"batch_size": 4, "bfloat16": False, "progress": False}
     vla = train_vla(TrainVLAConfig(demos, output, TINY, steps=3, held_out=0.5, **common))
-    assert vla.provenance["rows"] == {"train": 8, "held_out": 8} and vla.provenance["failures_left_out"] == 2
+    assert vla.provenance["rows"] == {"train": 7, "held_out": 7} and vla.provenance["failures_left_out"] == 2
     config = PretrainTokenConfig(
         demos, output, output=str(tmp_path / "token.safetensors"), width=16, layers=1, heads=2, steps=3, held_out=0.5,
         frame_stride=1, **common,
