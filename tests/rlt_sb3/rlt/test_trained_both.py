@@ -138,6 +138,21 @@ def test_until_the_warm_up_ends_only_the_decoder_learns():
     assert np.array_equal(model.predict(obs, deterministic=True)[0], obs["vla_ref"])  # no actor has beaten the VLA
 
 
+def test_the_critics_read_the_encoder_from_its_own_first_step_on():
+    """The VLA takes its first step only with the first update of the actor, which never comes here."""
+    model = make_model(train_token={"encoder_lr": 1e-2}, policy_delay=1000, gate=GATE)
+    before = parts(model)
+    model.learn(24)
+    assert which_moved(before, parts(model)) == [False, True, True]
+    observations, _ = model.policy.obs_to_tensor(model.env.reset())
+    for network in (model.critic, model.actor):
+        features = network.features_extractor
+        assert features.moved
+        read = features(observations)
+        features.moved.fill_(False)
+        assert (network is model.actor) == th.equal(read, features(observations))  # the actor gets it with its update
+
+
 def test_saving_and_going_on(tmp_path):
     settings = {"train_vla": {"learning_rate": 1e-3}, "train_token": {"encoder_lr": 1e-2}, "gate": GATE}
     first = make_model(**settings).learn(24)
