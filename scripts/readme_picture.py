@@ -20,7 +20,7 @@ from rlt_sb3.experiment.report import read_evaluations
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
-from matplotlib.ticker import MultipleLocator
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 ROOT = Path(__file__).parent.parent
@@ -95,7 +95,7 @@ def draw_curve(ax: Any, data: dict[str, Any]) -> None:
         ylim=(0, 1.03),
     )
     ax.set_title(f"{n} selection states during practice", fontsize=12, loc="left")
-    ax.xaxis.set_major_locator(MultipleLocator(2000))
+    ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     ax.grid(alpha=0.3)
     ax.legend(loc="lower right", fontsize=9.5)
     ax.spines[["top", "right"]].set_visible(False)
