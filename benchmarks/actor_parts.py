@@ -28,8 +28,8 @@ from json_file import write_json
 
 from rlt_sb3 import RLT
 from rlt_sb3.evaluation.evaluate import evaluate
-from rlt_sb3.experiment.checkpoints import all_checkpoints
-from rlt_sb3.experiment.config import load_config
+from rlt_sb3.experiment.checkpoints import Checkpoint, all_checkpoints
+from rlt_sb3.experiment.config import TrainConfig, load_config
 from rlt_sb3.experiment.environment import make_env
 from rlt_sb3.experiment.run_dir import RunDir
 from rlt_sb3.rlt.offset import phase_of
@@ -115,6 +115,24 @@ def network_beside_offset(model: RLT, seen: list[Observation]) -> list[dict[str,
     return rows
 
 
+def read_run(parser: argparse.ArgumentParser, run: Path) -> tuple[TrainConfig, list[Checkpoint]]:
+    """
+    Read a run of RLT.
+
+    :param parser: ends the program if it is something else
+    :param run: its folder
+    :return: its configuration, and its checkpoints after the first chunk, in order
+    """
+    try:
+        config = load_config(run / "config.yaml")
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    checkpoints = [checkpoint for checkpoint in all_checkpoints(run) if checkpoint.chunks > 0]
+    if config.algorithm != "rlt" or not checkpoints:
+        parser.error(f"{run} must be a run of rlt with checkpoints: {config.algorithm}, {len(checkpoints)} found.")
+    return config, checkpoints
+
+
 def main() -> None:
     """Play the parts of all checkpoints, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -125,13 +143,7 @@ def main() -> None:
     parser.add_argument("--films", type=Path, help="folder; its subfolder videos gets a film of every episode")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    try:
-        config = load_config(args.run / "config.yaml")
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    checkpoints = [checkpoint for checkpoint in all_checkpoints(args.run) if checkpoint.chunks > 0]
-    if config.algorithm != "rlt" or not checkpoints:
-        parser.error(f"{args.run} must be a run of rlt with checkpoints: {config.algorithm}, {len(checkpoints)} found.")
+    config, checkpoints = read_run(parser, args.run)
     if args.last:
         checkpoints = checkpoints[-1:]
     if args.films:

@@ -28,14 +28,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch as th
-from actor_parts import Observation, as_function
+from actor_parts import Observation, as_function, read_run
 from branch_tables import VALUES, outcome_table, pairs_of, ranking, ranking_table
 from json_file import write_json
 
 from rlt_sb3 import RLT
 from rlt_sb3.evaluation.evaluate import check_n_states
-from rlt_sb3.experiment.checkpoints import all_checkpoints
-from rlt_sb3.experiment.config import load_config
 from rlt_sb3.experiment.environment import make_env
 
 
@@ -195,13 +193,11 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=0, help="chunks with noise at each branch point")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    config, checkpoints = read_run(parser, args.run)
     try:
-        config, at = load_config(args.run / "config.yaml"), [int(number) for number in args.at.split(",")]
-    except (OSError, ValueError) as error:
+        at = [int(number) for number in args.at.split(",")]
+    except ValueError as error:
         parser.error(str(error))
-    checkpoints = [checkpoint for checkpoint in all_checkpoints(args.run) if checkpoint.chunks > 0]
-    if config.algorithm != "rlt" or not checkpoints:
-        parser.error(f"{args.run} must be a run of rlt with checkpoints: {config.algorithm}, {len(checkpoints)} found.")
     if min(at) < 0 or args.candidates < 0:
         parser.error(f"--at and --candidates must not be negative, got {args.at} and {args.candidates}.")
     model = RLT.load(checkpoints[-1].model, device="cpu")

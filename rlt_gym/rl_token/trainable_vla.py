@@ -26,8 +26,8 @@ class GradientVLA(Protocol):
     only argument is its ``architecture``.
     """
 
-    #: Names of the action head's parameters begin so (with one of several); the tokens do not depend on them.
-    head: str | tuple[str, ...]
+    #: Names of the action head's parameters begin with one of these; the tokens do not depend on them.
+    head: tuple[str, ...]
     #: Linear layers that get LoRA matrices, a regular expression of their names.
     lora: str
 
@@ -82,8 +82,7 @@ class TrainableVLA(nn.Module):
             self.requires_grad_(False)
             if self.part == "lora":
                 add_lora(self.vla, self.vla.lora, rank)
-        heads = (self.vla.head,) if isinstance(self.vla.head, str) else self.vla.head
-        prefixes = {"head": tuple(f"vla.{head}" for head in heads), "all": ("vla.",)}.get(self.part)
+        prefixes = {"head": tuple(f"vla.{head}" for head in self.vla.head), "all": ("vla.",)}.get(self.part)
         #: What learns: name and its first value.
         self.moving = {
             key: value

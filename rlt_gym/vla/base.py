@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
@@ -25,14 +26,13 @@ if TYPE_CHECKING:
 #: Kinds of tokens in :attr:`VLAOutput.kind`.
 TOKEN_KINDS: dict[str, int] = {"pad": 0, "image": 1, "text": 2, "state": 3, "action": 4}
 
-#: What a VLA can do with pictures (B, H, W, 3) before it reads them: leave them, exchange top and bottom, exchange left
-#: and right, or turn them by 180 degrees. LIBERO's are upside down: ``"flipped"`` makes them upright, while most
+#: Which axes of pictures (B, H, W, 3) a VLA can reverse before it reads them: none, top and bottom, left and right, or
+#: both, which turns them by 180 degrees. LIBERO's are upside down: ``"flipped"`` makes them upright, while most
 #: published datasets and policies have them ``"turned"``.
+REVERSED: dict[str, tuple[int, ...]] = {"same": (), "flipped": (1,), "mirrored": (2,), "turned": (1, 2)}
+#: The same as functions of arrays.
 ORIENTATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "same": lambda pictures: pictures,
-    "flipped": lambda pictures: pictures[:, ::-1],
-    "mirrored": lambda pictures: pictures[:, :, ::-1],
-    "turned": lambda pictures: pictures[:, ::-1, ::-1],
+    name: partial(np.flip, axis=axes) for name, axes in REVERSED.items()
 }
 
 #: Raw observation batch: one uint8 array (B, H, W, 3) per camera of the VLA's specification, exactly as the environment

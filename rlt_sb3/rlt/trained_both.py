@@ -15,7 +15,7 @@ from torch import nn
 
 from rlt_sb3.common.replay.storage import ChunkBatch
 from rlt_sb3.rlt.features import ProprioLayout, TensorDict
-from rlt_sb3.rlt.trained_token import TOKENS, check_rates
+from rlt_sb3.rlt.trained_token import TOKENS, add_token
 from rlt_sb3.rlt.trained_vla import PICTURES, TrainedVLAFeatures, VLATraining
 
 
@@ -35,6 +35,10 @@ class TrainedBothFeatures(TrainedVLAFeatures):
     :raises ValueError: for settings out of range, or an observation without ``pictures``
     """
 
+    token: Any
+    encoder_lr: float
+    recon_coef: float
+
     def __init__(
         self,
         observation_space: spaces.Dict,
@@ -45,10 +49,8 @@ class TrainedBothFeatures(TrainedVLAFeatures):
         recon_coef: float = 1.0,
         proprio_norm: str | tuple[Any, Any] | ProprioLayout = "auto",
     ):
-        check_rates(encoder_lr=encoder_lr, recon_coef=recon_coef)
         super().__init__(observation_space, vla, proprio_norm)
-        self.token: Any = token_class(architecture)
-        self.encoder_lr, self.recon_coef = float(encoder_lr), float(recon_coef)
+        add_token(self, token_class, architecture, encoder_lr, recon_coef)
 
     def look(self, observations: TensorDict) -> tuple[th.Tensor, th.Tensor]:
         """

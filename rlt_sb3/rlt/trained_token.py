@@ -41,6 +41,10 @@ class TrainedTokenFeatures(RLTFeatures):
     :raises ValueError: for settings out of range, or an observation without ``vla_tokens``
     """
 
+    token: Any
+    encoder_lr: float
+    recon_coef: float
+
     def __init__(
         self,
         observation_space: spaces.Dict,
@@ -50,11 +54,9 @@ class TrainedTokenFeatures(RLTFeatures):
         recon_coef: float = 1.0,
         proprio_norm: str | tuple[Any, Any] | ProprioLayout = "auto",
     ):
-        check_rates(encoder_lr=encoder_lr, recon_coef=recon_coef)
         check_tokens(observation_space)
         super().__init__(observation_space, proprio_norm)
-        self.token: Any = token_class(architecture)
-        self.encoder_lr, self.recon_coef = float(encoder_lr), float(recon_coef)
+        add_token(self, token_class, architecture, encoder_lr, recon_coef)
 
     def forward(self, observations: TensorDict) -> th.Tensor:
         """
@@ -117,16 +119,24 @@ class TokenTraining:
         self._actor.load_state_dict(self.features.state_dict())
 
 
-def check_rates(**values: Any) -> None:
+def add_token(
+    features: Any, token_class: type[nn.Module], architecture: Mapping[str, Any], encoder_lr: float, recon_coef: float
+) -> None:
     """
-    Refuse settings out of range.
+    Give features an encoder that learns, and its settings.
 
-    :param values: settings of ``train_token``
-    :raises ValueError: if one is no number >= 0
+    :param features: they get ``token``, ``encoder_lr`` and ``recon_coef``
+    :param token_class: class of encoder and decoder
+    :param architecture: its argument
+    :param encoder_lr: learning rate of encoder and decoder
+    :param recon_coef: weight of the reconstruction loss
+    :raises ValueError: if a setting is no number >= 0
     """
-    for name, value in values.items():
+    for name, value in (("encoder_lr", encoder_lr), ("recon_coef", recon_coef)):
         if not (isinstance(value, int | float) and 0.0 <= value < float("inf")):
             raise ValueError(f"train_token.{name} must be a number >= 0, got {value!r}.")
+        setattr(features, name, float(value))
+    features.token = token_class(architecture)
 
 
 def check_tokens(observation_space: spaces.Dict) -> None:

@@ -15,11 +15,10 @@ import torch
 from safetensors import SafetensorError
 from torch.nn.functional import interpolate
 
+from rlt_gym.vla.base import REVERSED
 from rlt_gym.vla.lerobot.checkpoint import find_backbone, short
 
 PRE, POST = "policy_preprocessor.json", "policy_postprocessor.json"
-#: Axes of pictures (B, H, W, 3) that are reversed, for each name of :data:`~rlt_gym.vla.base.ORIENTATIONS`.
-REVERSED: dict[str, tuple[int, ...]] = {"same": (), "flipped": (1,), "mirrored": (2,), "turned": (1, 2)}
 #: A camera whose levels, 0 to 1, spread less than this was not measured rightly: LeRobot 0.4 squares pictures of bytes.
 SMALLEST_STD = 0.02
 
@@ -29,7 +28,7 @@ def see_picture(frame: torch.Tensor, orientation: str, size: int) -> torch.Tenso
     Turn a picture, pool it to the size of the dataset, round to whole levels as the dataset's pictures are.
 
     :param frame: uint8 (B, S, S, 3) as the environment gives it, S >= ``size``.
-    :param orientation: A name of :data:`REVERSED`.
+    :param orientation: A name of :data:`~rlt_gym.vla.base.REVERSED`.
     :param size: Edge of the dataset's pictures.
     :return: (B, 3, size, size) in [0, 1].
     """

@@ -21,8 +21,8 @@ class MiniGradients(nn.Module):
         :meth:`RobotSpec.to_dict() <rlt_gym.core.robot_spec.RobotSpec.to_dict>`.
     """
 
-    #: Names of the action head's parameters begin so.
-    head = "net.head."
+    #: Names of the action head's parameters begin with one of these.
+    head = ("net.head.",)
     #: Linear layers that get LoRA matrices, a regular expression.
     lora = r"net\.blocks\.\d+\.(qkv|out|up|down)"
 

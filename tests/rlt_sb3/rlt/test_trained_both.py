@@ -3,40 +3,26 @@
 import numpy as np
 import pytest
 import torch as th
-from rlt_models import SMALL
+import trained_vla
 from torch.func import functional_call
-from vla_helpers import TINY, tiny_vla
+from trained_vla import GATE, same
+from vla_helpers import TINY
 
-from rlt_gym.rl_token.encoder import RLTokenConfig, RLTokenEncoder
-from rlt_gym.rl_token.env import RLTokenVectorEnv
 from rlt_gym.rl_token.shown import read_instructions
-from rlt_gym.testing import FakeLiberoVectorEnv
-from rlt_gym.vla.mini.model import MiniVLA, MiniVLANet, normalize_frames
-from rlt_sb3 import RLT, GymnasiumVecEnv
+from rlt_gym.vla.mini.model import MiniVLANet, normalize_frames
+from rlt_sb3 import RLT
 from rlt_sb3.experiment.config import TrainConfig
 from rlt_sb3.rlt.settings import check_before_env
 
-N = 2
-GATE = {"share": 0.5, "window": 4}
-
 
 def make_env(show_pictures=True):
-    with th.random.fork_rng(devices=[]):
-        vla = MiniVLA(tiny_vla().net, {"frame_size": 32})
-        spec = vla.spec
-        # every earlier token is blanked: the decoder draws nothing at random
-        form = {"z_dim": 12, "width": 12, "layers": 1, "heads": 2, "context_dropout": 1.0}
-        encoder = RLTokenEncoder(RLTokenConfig(spec.token_dim, max_tokens=spec.max_tokens, **form))
-    encoder.set_statistics(th.full((spec.token_dim,), 0.1), th.full((spec.token_dim,), 2.0))
-    raw = FakeLiberoVectorEnv(N, chunk_length=3, max_episode_steps=16, success_step=14, image_size=32)
-    return GymnasiumVecEnv(RLTokenVectorEnv(raw, vla, encoder, show_pictures=show_pictures))
+    # every earlier token is blanked: the decoder draws nothing at random
+    return trained_vla.make_env(show_pictures, context_dropout=1.0)
 
 
 def make_model(venv=None, train_token=None, train_vla=None, **kwargs) -> RLT:
-    learns = {"train_token": train_token or {}, "train_vla": {"part": "all"} | (train_vla or {})}
-    networks = {"net_arch": [16, 16], "critic_precision": "float32", "offset_search": False} | learns
-    settings = {"learning_starts": 8, "critic_warmup_updates": 6, "batch_size": 8, "policy_kwargs": networks}
-    return RLT("MultiInputPolicy", venv or make_env(), **SMALL | settings | kwargs)
+    learns = {"part": "all"} | (train_vla or {}), train_token or {}
+    return trained_vla.make_model(venv or make_env(), *learns, **{"batch_size": 8} | kwargs)
 
 
 def parts(model, network="critic"):
@@ -44,10 +30,6 @@ def parts(model, network="critic"):
     features = getattr(model.policy, network).features_extractor
     found = features.weights, features.token.encoder.parameters(), features.token.decoder.parameters()
     return [[value.detach().clone() for value in part] for part in found]
-
-
-def same(first, second) -> bool:
-    return len(first) == len(second) and all(th.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 def which_moved(before, after) -> list[bool]:
