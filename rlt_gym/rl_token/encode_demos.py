@@ -20,9 +20,9 @@ from rlt_gym.data.sources import DemoSource, demo_sources
 from rlt_gym.rl_token.base import Encoder
 from rlt_gym.rl_token.env import check_chunk_length
 from rlt_gym.rl_token.io import frozen_fingerprint, load_rl_token
-from rlt_gym.rl_token.tokens import check_demo_frames, check_demos
 from rlt_gym.vla.base import FrozenVLA, forward_seed
 from rlt_gym.vla.batches import run_vla
+from rlt_gym.vla.demos import check_demo_frames, check_demos
 from rlt_gym.vla.registry import load_vla
 
 #: Version of the layout; ``rlt_sb3.common.replay.offline`` reads it.

@@ -14,8 +14,9 @@ from rlt_gym.data.demo_set import DemoReader
 from rlt_gym.data.lerobot import LeRobotSettings
 from rlt_gym.rl_token.base import require_tokens
 from rlt_gym.rl_token.token_shards import DTYPES, TokenWriter
-from rlt_gym.rl_token.tokens import EncodedRows, TokenOrigin, check_demos, encode_rows, frame_size
+from rlt_gym.rl_token.tokens import EncodedRows, TokenOrigin, encode_rows
 from rlt_gym.vla.base import FrozenVLA
+from rlt_gym.vla.demos import check_demos, frame_size
 from rlt_gym.vla.registry import load_vla
 
 

@@ -23,9 +23,10 @@ from rlt_gym.rl_token.held_out import evaluate_token, probe_objects
 from rlt_gym.rl_token.io import load_rl_token, read_autoencoder, save_rl_token
 from rlt_gym.rl_token.moving import MovingTokens, moving_tokens
 from rlt_gym.rl_token.token_shards import TokenShards
-from rlt_gym.rl_token.tokens import Tokens, cache_tokens, check_demos, frame_size
+from rlt_gym.rl_token.tokens import Tokens, cache_tokens
 from rlt_gym.rl_token.trainer import LOSSES, OPTIMIZERS, SCHEDULES, Autoencoder, TokenTrainer
 from rlt_gym.vla.base import FrozenVLA
+from rlt_gym.vla.demos import check_demos, frame_size
 from rlt_gym.vla.registry import load_vla
 
 #: Settings that a resumed training may change: none of them changes a step that was taken.
