@@ -32,6 +32,24 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(temporary, target)
 
 
+@contextmanager
+def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """
+    Yield an empty folder beside ``path``; on a clean exit it becomes ``path``, on an exception it is removed.
+
+    :param path: The finished folder, which is not there yet; missing parent folders are made.
+    :return: A context manager that yields the folder to fill.
+    :raises OSError: If the folder cannot be made or written, or ``path`` is there and not empty.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as parent:
+        written = Path(parent) / target.name
+        written.mkdir()
+        yield written
+        os.replace(written, target)
+
+
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
     """
     Write ``content`` as indented JSON, atomically.

@@ -38,3 +38,14 @@ class Gripper(StrEnum):
         if binarize:
             values = 1.0 - 2.0 * (values < 0.0)
         return values.clip(-1.0, 1.0)
+
+    def from_env(self, values: Any) -> Any:
+        """
+        Translate from the environment's convention.
+
+        :param values: Gripper actions, a NumPy array or a tensor of torch of any shape: -1 opens, 1 closes.
+        :return: The same type and shape, in this convention.
+        """
+        if self in (Gripper.OPEN, Gripper.OPEN_SIGNED):
+            values = -values
+        return (values + 1.0) / 2.0 if self in (Gripper.OPEN, Gripper.CLOSED) else values

@@ -35,6 +35,8 @@ class Learner(Protocol):
     """
 
     net: torch.nn.Module
+    #: Of the file that :meth:`save` writes, "" = a folder.
+    suffix: str
 
     @property
     def data(self) -> DemoRows:
@@ -43,12 +45,20 @@ class Learner(Protocol):
     def parameters(self) -> Iterable[torch.nn.Parameter]:
         """Return what learns."""
 
+    def look(self, rows: np.ndarray) -> VLAOutput:
+        """
+        Run the VLA on rows without gradients, as the frozen one would.
+
+        :param rows: Rows of the demonstrations.
+        :return: Its output.
+        """
+
     def forward(self, rows: np.ndarray, rng: np.random.Generator | None = None) -> tuple[VLAOutput, torch.Tensor]:
         """
         Run the VLA on rows.
 
         :param rows: Rows of the demonstrations.
-        :param rng: Source of augmentation.
+        :param rng: Source of augmentation and other chance.
         :return: Its output, and its own loss of imitation.
         """
 
@@ -56,7 +66,7 @@ class Learner(Protocol):
         """
         Write the VLA.
 
-        :param path: File.
+        :param path: File, or folder that is not there yet.
         :param provenance: How it was trained.
         :return: The frozen VLA as read back.
         """
@@ -79,8 +89,7 @@ class MovingTokens(Tokens):
     ) -> None:
         self.learner, self.alpha, self.kinds, self.learning_rate = learner, alpha, kinds, learning_rate
         self.optimizer = torch.optim.AdamW(learner.parameters(), lr=learning_rate, betas=(0.9, 0.98))
-        with torch.no_grad():
-            tokens, _ = select_tokens(learner.forward(np.arange(1))[0], kinds)
+        tokens, _ = select_tokens(learner.look(np.arange(1)), kinds)
         super().__init__(TokenOrigin.of(vla, kinds), learner.data, tokens.shape[1])
 
     @torch.no_grad()
@@ -93,7 +102,7 @@ class MovingTokens(Tokens):
         :return: Tokens float32 (B, N, H), valid ones first, and mask bool (B, N).
         """
         parts = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
-        found = [select_tokens(self.learner.forward(part)[0], self.kinds) for part in parts]
+        found = [select_tokens(self.learner.look(part), self.kinds) for part in parts]
         most = max(mask.shape[1] for _, mask in found)
         tokens = [pad(tokens, (0, 0, 0, most - tokens.shape[1])) for tokens, _ in found]
         masks = [pad(mask, (0, most - mask.shape[1])) for _, mask in found]

@@ -49,8 +49,9 @@ class PretrainTokenConfig(LeRobotSettings):
         ``_training``.
     :param tokens: In place of ``demos``, a folder that ``rlt encode-tokens`` wrote, for sets of any size.
     :param alpha: Weight of the VLA's own loss of imitation on ``demos``: the VLA learns together with the RL token, and
-        is written beside ``output`` with ``_vla`` in its name. For VLAs that can learn here (MiniVLA). Adam divides a
-        gradient by its size, so any number > 0 does nearly the same. 0 = the VLA stays frozen.
+        is written beside ``output`` with ``_vla`` in its name, a LeRobot policy as a folder. For VLAs that can learn
+        here: MiniVLA; ACT, SmolVLA, PI0 and PI05 of LeRobot. Adam divides a gradient by its size, so any number > 0
+        does nearly the same. 0 = the VLA stays frozen.
     :param vla_learning_rate: Peak learning rate of the VLA's weights, with ``alpha``, under the same schedule.
     :param init: An RL token of the same architecture with which the training begins.
     :param resume: Folder of an interrupted training, to go on with.
@@ -235,10 +236,15 @@ def pretrain_token(config: PretrainTokenConfig, vla: FrozenVLA | None = None) ->
     return trained
 
 
+def _vla_path(config: PretrainTokenConfig, moving: MovingTokens) -> Path:
+    """Return where the VLA that learns will be written."""
+    output = Path(config.output)
+    return output.with_name(f"{output.stem}_vla{moving.learner.suffix}")
+
+
 def _finish_vla(config: PretrainTokenConfig, moving: MovingTokens, models: list[Autoencoder]) -> Tokens:
     """Write the VLA that has learned, bind the encoders to it, and return its tokens."""
-    output = Path(config.output)
-    vla = moving.learner.save(output.with_name(f"{output.stem}_vla.safetensors"), {"joint": asdict(config)})
+    vla = moving.learner.save(_vla_path(config, moving), {"joint": asdict(config)})
     for model in models:
         model.encoder.vla_fingerprint, model.encoder.vla_name = vla.fingerprint(), vla.spec.name
     # the VLA is written already: a limit must not lose the token now
@@ -266,10 +272,13 @@ def _tokens(config: PretrainTokenConfig, vla: FrozenVLA | None) -> Tokens:
         check_demos(vla.spec, demo_sources(config.demos, config))
         vla.spec.check_kinds(config.kinds)
         if config.alpha:
-            return moving_tokens(
+            moving = moving_tokens(
                 vla, config.demos, config.max_demos, config.frame_stride, config.kinds, config.alpha,
                 config.vla_learning_rate, config,
             )  # fmt: skip
+            if _vla_path(config, moving).is_dir():
+                raise ValueError(f"{_vla_path(config, moving)} is there already: remove it, or choose another output.")
+            return moving
         return _frozen_tokens(config, vla)
     tokens = TokenShards(config.tokens)
     if vla is not None and vla.fingerprint() != tokens.origin.fingerprint:

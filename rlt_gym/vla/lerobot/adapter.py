@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from rlt_gym.core.gripper import Gripper
 from rlt_gym.vla.base import ORIENTATIONS, TOKEN_KINDS, VLAObs, VLAOutput, VLASpec, fingerprint
 from rlt_gym.vla.lerobot.checkpoint import find_backbone, find_checkpoint, load_policy, made_from, read_config
 from rlt_gym.vla.lerobot.gradients import gradients_of_type
-from rlt_gym.vla.lerobot.policies import READERS, HookReader, Reader
+from rlt_gym.vla.lerobot.policies import READERS, HookReader, Reader, random_numbers
 from rlt_gym.vla.lerobot.processors import load_processors, precision, reads_language, see_picture
 from rlt_gym.vla.normalization import to_chunk
 
@@ -55,6 +56,8 @@ class LeRobotVLA:
     :raises ValueError: If there is no such checkpoint, or something does not fit.
     """
 
+    learner = "rlt_gym.vla.lerobot.learner:LeRobotLearner"
+
     def __init__(
         self,
         name: str,
@@ -75,6 +78,7 @@ class LeRobotVLA:
         revision: str | None = None,
         trust_image_stats: bool = False,
     ) -> None:
+        arguments = {key: value for key, value in locals().items() if key not in ("self", "name", "device", "revision")}
         if orientation not in ORIENTATIONS:
             raise ValueError(f"orientation may be {', '.join(ORIENTATIONS)}, got {orientation!r}.")
         if gripper not in list(Gripper):
@@ -88,8 +92,10 @@ class LeRobotVLA:
             self._config.vlm_model_name = find_backbone(self.folder, self._config.vlm_model_name, backbone)
         self._backbone, self._trust = backbone, trust_image_stats
         self._pre, self._post = load_processors(self.folder, self._config, backbone, trust_image_stats)
-        self.policy = load_policy(self.folder, self._config, dtype)
-        self._dtype, self._hook = dtype, hook
+        #: What LeRobot's trainer trains of the policy: names of parameters.
+        self.trained: frozenset[str]
+        self.policy, self.trained = load_policy(self.folder, self._config, dtype)
+        self._dtype, self._hook, self._arguments = dtype, hook, arguments
         self._settings = {"features": self._features, "orientation": orientation, "gripper": gripper, "hook": hook}
         self._settings |= {"layout": layout, "kind": kind, "dtype": dtype}
         #: What a copy needs beside files and weights, plain data (:mod:`rlt_gym.vla.lerobot.gradients`).
@@ -114,6 +120,16 @@ class LeRobotVLA:
         return self._device
 
     @property
+    def dtype(self) -> str | None:
+        """In which type it calculates, if the caller said it."""
+        return self._dtype
+
+    @property
+    def config(self) -> Any:
+        """LeRobot's configuration of the policy."""
+        return self._config
+
+    @property
     def gradients(self) -> type:
         """
         Class of a copy with gradients, for ``train_vla`` of RLT.
@@ -121,6 +137,15 @@ class LeRobotVLA:
         :raises ValueError: If the policy cannot learn by RL.
         """
         return gradients_of_type(self._config, self._dtype, self._hook)
+
+    def again(self, folder: Path) -> LeRobotVLA:
+        """
+        Load a checkpoint of the same policy with the same arguments.
+
+        :param folder: The checkpoint.
+        :return: The policy, on the same device.
+        """
+        return LeRobotVLA(str(folder), self._device, **self._arguments)
 
     def to(self, device: torch.device | str) -> LeRobotVLA:
         """
@@ -171,14 +196,8 @@ class LeRobotVLA:
         :return: Tokens and chunk.
         :raises ValueError: If an observation does not fit.
         """
-        rows, state = len(tasks), self._config.robot_state_feature
-        batch: dict[str, Any] = {**self._pictures(obs, rows), "task": list(tasks)}
-        if state is not None:
-            values = np.ascontiguousarray(obs["state"], dtype=np.float32)
-            if values.shape != (rows, *state.shape):
-                raise ValueError(f"state has the shape {values.shape}; {self._name} reads {(rows, *state.shape)}.")
-            batch["observation.state"] = torch.from_numpy(values.copy()).to(self._device)
-        seeds = [0] * rows if seed is None else [int(value) for value in seed]
+        batch = self._batch(obs, tasks)
+        seeds = [0] * len(tasks) if seed is None else [int(value) for value in seed]
         with torch.no_grad(), precision(self._config, self._dtype, self._device):
             reading = self._reader.read(self._pre(batch), seeds)
         self._max_tokens, self._grids = reading.max_tokens, reading.grids
@@ -191,6 +210,42 @@ class LeRobotVLA:
             return self._chunk(actions)
 
         return VLAOutput(reading.tokens, reading.mask, reading.kind, chunk, None if again is None else from_noise)
+
+    def imitation_loss(
+        self, obs: VLAObs, tasks: Sequence[str], chunk: np.ndarray, real: np.ndarray, seed: int
+    ) -> torch.Tensor:
+        """
+        Compute the loss with which LeRobot's trainer trains this policy, in training mode.
+
+        :param obs: Raw observations of B rows.
+        :param tasks: One instruction per row.
+        :param chunk: Demonstrated actions (B, T, d) as the environment takes them, T = the policy's ``chunk_size``.
+        :param real: bool (B, T), False = the demonstration has ended.
+        :param seed: Of dropout, and of the noise and times of a flow.
+        :return: The loss, with gradients for parameters that require them.
+        """
+        actions = torch.tensor(chunk, dtype=torch.float32, device=self._device)
+        actions[..., -1] = self._gripper.from_env(actions[..., -1])
+        pads = torch.tensor(~real, device=self._device)
+        batch = {**self._batch(obs, tasks), "action": actions, "action_is_pad": pads}
+        self.policy.train()
+        try:
+            with random_numbers(seed, self._device), precision(self._config, self._dtype, self._device):
+                loss, _ = self.policy.forward(self._pre(batch))
+        finally:
+            self.policy.eval()
+        return loss
+
+    def _batch(self, obs: VLAObs, tasks: Sequence[str]) -> dict[str, Any]:
+        """Make of observations what the pre-processor takes."""
+        rows, state = len(tasks), self._config.robot_state_feature
+        batch: dict[str, Any] = {**self._pictures(obs, rows), "task": list(tasks)}
+        if state is not None:
+            values = np.ascontiguousarray(obs["state"], dtype=np.float32)
+            if values.shape != (rows, *state.shape):
+                raise ValueError(f"state has the shape {values.shape}; {self._name} reads {(rows, *state.shape)}.")
+            batch["observation.state"] = torch.from_numpy(values.copy()).to(self._device)
+        return batch
 
     def _chunk(self, actions: torch.Tensor) -> torch.Tensor:
         return to_chunk(self._post(actions.float()), gripper=self._gripper).to(self._device)

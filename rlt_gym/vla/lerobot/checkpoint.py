@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rlt_gym.core.files import atomic_folder, write_json
 from rlt_gym.vla.weights import load_weights
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+PRE, POST = "policy_preprocessor.json", "policy_postprocessor.json"
 #: Types in which a policy can calculate.
 DTYPES = ("float32", "bfloat16", "float16")
 #: Files of a backbone, any of which makes a folder one.
@@ -146,7 +149,7 @@ def find_backbone(folder: Path, named: str | None, given: str | None = None) -> 
     return named
 
 
-def load_policy(folder: Path, config: Any, dtype: str | None = None) -> Any:
+def load_policy(folder: Path, config: Any, dtype: str | None = None) -> tuple[Any, frozenset[str]]:
     """
     Build the policy on its device, and load all its weights.
 
@@ -157,7 +160,7 @@ def load_policy(folder: Path, config: Any, dtype: str | None = None) -> Any:
     :param config: Of :func:`read_config`.
     :param dtype: ``"float32"`` keeps the language model of SmolVLA in single precision, which is in half precision if
         it was before training.
-    :return: LeRobot's ``PreTrainedPolicy``, frozen.
+    :return: LeRobot's ``PreTrainedPolicy``, frozen, and the names of the parameters that LeRobot's trainer trains.
     :raises ValueError: If the backbone is missing, or the weights are not the policy's.
     """
     half = getattr(config, "load_vlm_weights", False) and dtype is None
@@ -170,6 +173,7 @@ def load_policy(folder: Path, config: Any, dtype: str | None = None) -> Any:
         ) from error
     if half:
         policy.model.vlm_with_expert.vlm.to(torch.bfloat16)
+    trained = frozenset(name for name, parameter in policy.named_parameters() if parameter.requires_grad)
     policy = policy.eval().requires_grad_(False)
     try:
         with safe_open(folder / WEIGHTS, framework="numpy") as file:
@@ -177,7 +181,40 @@ def load_policy(folder: Path, config: Any, dtype: str | None = None) -> Any:
         load_weights(policy, folder / WEIGHTS, names)
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{folder / WEIGHTS} cannot be read as a {config.type} policy: {short(error)}") from error
-    return policy
+    return policy, trained
+
+
+def save_checkpoint(folder: Path, origin: Path, policy: Any, provenance: Mapping[str, Any]) -> None:
+    """
+    Write a checkpoint that differs from another one in its weights only.
+
+    :param folder: Where to, a folder that is not there yet.
+    :param origin: The other checkpoint. Of its files go with it: configuration, processors, and a backbone inside.
+    :param policy: Has the weights.
+    :param provenance: How they were trained; ``provenance.json`` also keeps how the demonstrations of the other one
+        were recorded, see :func:`made_from`.
+    """
+    from safetensors.torch import save_model
+
+    with atomic_folder(folder) as written:
+        for name in plain_files(origin):
+            shutil.copyfile(origin / name, written / name)
+        for path in origin.iterdir():
+            if any((path / file).is_file() for file in _BACKBONE_FILES):
+                shutil.copytree(path, written / path.name)
+        save_model(policy, str(written / WEIGHTS))
+        write_json(written / "provenance.json", {"demonstrations": made_from(origin), **provenance})
+
+
+def plain_files(folder: Path) -> list[str]:
+    """
+    Name the files of a checkpoint but for its weights.
+
+    :param folder: The checkpoint.
+    :return: Its configuration and what its processors need, without backbone and tokenizer.
+    """
+    steps = [step for name in (PRE, POST) for step in json.loads((folder / name).read_text(encoding="utf-8"))["steps"]]
+    return [CONFIG, PRE, POST, *(step["state_file"] for step in steps if step.get("state_file"))]
 
 
 def build_policy(config: Any) -> Any:

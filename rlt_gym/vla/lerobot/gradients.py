@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
@@ -13,9 +12,9 @@ import torch
 from torch import nn
 
 from rlt_gym.vla.base import VLAOutput
-from rlt_gym.vla.lerobot.checkpoint import CONFIG, build_policy, read_config
+from rlt_gym.vla.lerobot.checkpoint import build_policy, plain_files, read_config
 from rlt_gym.vla.lerobot.policies import ACTReader
-from rlt_gym.vla.lerobot.processors import POST, PRE, load_processors, precision, see_picture
+from rlt_gym.vla.lerobot.processors import check_gradients, load_processors, precision, see_picture
 from rlt_gym.vla.normalization import to_chunk
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class ACTGradients(nn.Module):
         :param vla: The policy; it is not changed.
         :return: The copy.
         """
-        files = {name: b64encode((vla.folder / name).read_bytes()).decode() for name in _files(vla.folder)}
+        files = {name: b64encode((vla.folder / name).read_bytes()).decode() for name in plain_files(vla.folder)}
         made = cls({"files": files, **vla.copied})
         state = vla.policy.state_dict()
         made.policy.load_state_dict({name: state[name] for name in made.policy.state_dict()})
@@ -133,16 +132,5 @@ def gradients_of_type(config: Any, dtype: str | None, hook: str | None) -> type[
         )
     if hook is not None:
         raise ValueError(f"The tokens of hook {hook!r} give no gradients: {learn}, without a hook; leave hook out.")
-    if dtype == "float16" or (dtype is None and config.use_amp):
-        given = "use_amp of the checkpoint" if dtype is None else f"dtype {dtype!r}"
-        raise ValueError(
-            f"{given} may make small gradients zero: a policy that learns calculates in float32 or bfloat16; set "
-            "vla_kwargs {dtype: float32}."
-        )
+    check_gradients(config, dtype)
     return GRADIENTS[config.type]
-
-
-def _files(folder: Path) -> list[str]:
-    """Files of a checkpoint but for its weights."""
-    steps = [step for name in (PRE, POST) for step in json.loads((folder / name).read_text(encoding="utf-8"))["steps"]]
-    return [CONFIG, PRE, POST, *(step["state_file"] for step in steps if step.get("state_file"))]

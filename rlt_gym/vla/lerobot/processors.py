@@ -16,9 +16,8 @@ from safetensors import SafetensorError
 from torch.nn.functional import interpolate
 
 from rlt_gym.vla.base import REVERSED
-from rlt_gym.vla.lerobot.checkpoint import find_backbone, short
+from rlt_gym.vla.lerobot.checkpoint import POST, PRE, find_backbone, short
 
-PRE, POST = "policy_preprocessor.json", "policy_postprocessor.json"
 #: A camera whose levels, 0 to 1, spread less than this was not measured rightly: LeRobot 0.4 squares pictures of bytes.
 SMALLEST_STD = 0.02
 
@@ -54,6 +53,22 @@ def precision(config: Any, dtype: str | None, device: torch.device) -> contextli
     if dtype in (None, "float32") or in_policy:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=getattr(torch, dtype))
+
+
+def check_gradients(config: Any, dtype: str | None) -> None:
+    """
+    Refuse a precision in which a policy does not learn well.
+
+    :param config: The policy's configuration.
+    :param dtype: What the caller says, see :func:`precision`.
+    :raises ValueError: If it is half precision.
+    """
+    if dtype == "float16" or (dtype is None and config.use_amp):
+        given = "use_amp of the checkpoint" if dtype is None else f"dtype {dtype!r}"
+        raise ValueError(
+            f"{given} may make small gradients zero: a policy that learns calculates in float32 or bfloat16; set "
+            "vla_kwargs {dtype: float32}."
+        )
 
 
 def load_processors(

@@ -26,6 +26,8 @@ class MiniLearner:
     :param lerobot: How LeRobot datasets are read; ``None`` = with the defaults.
     """
 
+    suffix = ".safetensors"
+
     def __init__(
         self,
         vla: MiniVLA,
@@ -44,6 +46,16 @@ class MiniLearner:
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Return what learns."""
         return self.net.parameters()
+
+    @torch.no_grad()
+    def look(self, rows: np.ndarray) -> VLAOutput:
+        """
+        Run the policy on demonstrations without gradients or augmentation.
+
+        :param rows: Rows of :attr:`data` (B,).
+        :return: Tokens and chunk.
+        """
+        return self.origin.output(*self.net(*self._batches.inputs(rows, None)))
 
     def forward(self, rows: np.ndarray, rng: np.random.Generator | None = None) -> tuple[VLAOutput, torch.Tensor]:
         """

@@ -92,6 +92,8 @@ def test_grippers(make, gripper, opens, closes, between):
     result = Gripper(gripper).to_env(values)
     assert type(result) is type(values) and result.dtype == values.dtype
     np.testing.assert_allclose(np.asarray(result), [-1.0, 1.0, 0.0, -0.5, -1.0], atol=1e-6)
+    back = Gripper(gripper).from_env(result)[:4]  # the last one was clipped
+    np.testing.assert_allclose(np.asarray(back), np.asarray(values[:4]), atol=1e-6)
     binary = np.asarray(Gripper(gripper).to_env(values, binarize=True))
     assert binary.tolist() == [-1.0, 1.0, 1.0, -1.0, -1.0]
 
