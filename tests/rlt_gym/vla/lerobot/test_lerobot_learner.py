@@ -39,10 +39,21 @@ def folders(tmp_path_factory):
 def config(tmp_path):
     write_demos(tmp_path / "demos" / "push.hdf5", "push", demos=4, length=6, size=64, assets="embedded", render="fast")
     return PretrainTokenConfig(
-        demos=[str(tmp_path / "demos")], output=str(tmp_path / "out" / "token.safetensors"), width=16, heads=2,
-        layers=1, steps=6, batch_size=8, held_out=0.25, frame_stride=1, alpha=1.0, vla_learning_rate=1e-3, ema_decay=0.0,
-        save_every=3, progress=False,
-    )  # fmt: skip
+        demos=[str(tmp_path / "demos")],
+        output=str(tmp_path / "out" / "token.safetensors"),
+        width=16,
+        heads=2,
+        layers=1,
+        steps=6,
+        batch_size=8,
+        held_out=0.25,
+        frame_stride=1,
+        alpha=1.0,
+        vla_learning_rate=1e-3,
+        ema_decay=0.0,
+        save_every=3,
+        progress=False,
+    )
 
 
 def vla_of(folder, **kwargs):
