@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from rlt_gym.core.files import atomic_folder, write_json
+from rlt_gym.core.files import atomic_folder, atomic_write, write_json
 from rlt_gym.vla.weights import load_weights
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -202,7 +202,8 @@ def save_checkpoint(folder: Path, origin: Path, policy: Any, provenance: Mapping
         for path in origin.iterdir():
             if any((path / file).is_file() for file in _BACKBONE_FILES):
                 shutil.copytree(path, written / path.name)
-        save_model(policy, str(written / WEIGHTS))
+        with atomic_write(written / WEIGHTS) as temporary:
+            save_model(policy, str(temporary))
         write_json(written / "provenance.json", {"demonstrations": made_from(origin), **provenance})
 
 

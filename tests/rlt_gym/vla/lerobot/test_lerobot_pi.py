@@ -8,7 +8,9 @@ pytest.importorskip("lerobot.policies.pi_gemma", reason="needs LeRobot 0.6, on P
 import torch
 from lerobot_pi import make_pi, tiny_pi
 from safetensors.torch import load_file, save_file
+from vla_helpers import write_demos
 
+from rlt_gym.rl_token.moving import moving_tokens
 from rlt_gym.testing import check_vla
 from rlt_gym.vla.registry import load_vla
 
@@ -82,3 +84,24 @@ def test_weights_that_are_missing_are_never_random(checkpoint, tmp_path):
             save_file({**state, **more}, copy / "model.safetensors")
             with pytest.raises(ValueError, match=r"surplus: paligemma_with_expert\.gemma_expert\.model\.norm\.weight"):
                 load_vla(f"lerobot:{copy}")
+
+
+def test_it_learns_beside_the_rl_token(checkpoint, tmp_path):
+    """Its own loss of a flow falls, and what is written is what has learned; torch's random numbers are left alone."""
+    kind, folder = checkpoint
+    demos, rows = write_demos(tmp_path / "a.hdf5", "push the button", demos=2, length=6, size=64), np.arange(8)
+    with tiny_pi(kind):
+        vla = load_vla(f"lerobot:{folder}")
+        before, losses = vla.fingerprint(), []
+        tokens = moving_tokens(vla, [str(demos)], None, 1, ("all",), 1.0, 1e-2)
+        state = torch.get_rng_state()
+        for _ in range(15):
+            seen, _, loss = tokens.learn(rows, 5, 1.0)  # the same noise and times
+            losses.append(loss)
+            tokens.step(1.0, 1.0)
+        assert torch.equal(torch.get_rng_state(), state)
+        moved = tokens.learner.save(tmp_path / "moved", {})
+    assert losses[-1] < 0.8 * losses[0] and not seen.requires_grad
+    assert vla.fingerprint() == before != moved.fingerprint()
+    mine, theirs = tokens.learner.net.state_dict(), moved.policy.state_dict()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
