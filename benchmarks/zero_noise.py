@@ -1,0 +1,64 @@
+"""
+What a VLA's flow solves with noise zero, in the same states in which a run of DSRL plays it with random noise.
+
+    python benchmarks/zero_noise.py runs/dsrl
+    python benchmarks/zero_noise.py runs/dsrl --split selection
+
+DSRL plays the mean of its policy, which begins near zero. So this row shows how much of its success comes from leaving
+out the randomness, and not from what it has learned.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markdown_table import markdown_table
+
+from rlt_gym.rl_token.noise import NoiseAction
+from rlt_sb3.common.stats import wilson_interval
+from rlt_sb3.evaluation.compare import compare
+from rlt_sb3.evaluation.evaluate import evaluate
+from rlt_sb3.evaluation.results import Evaluation
+from rlt_sb3.experiment.config import load_config
+from rlt_sb3.experiment.environment import make_env
+from rlt_sb3.experiment.frozen_vla import known_vla
+
+
+def main() -> None:
+    """Play the states, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="folder of a finished run of DSRL")
+    parser.add_argument("--split", choices=("eval", "selection"), default="eval")
+    args = parser.parse_args()
+    try:
+        config = load_config(args.run / "config.yaml")
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    n_states = config.evaluation.states(args.split)
+    vla = known_vla(args.run, args.split, range(n_states))
+    if config.algorithm != "dsrl" or vla is None:
+        parser.error(f"{args.run} must be a finished run of dsrl, got {config.algorithm}.")
+    env = make_env(config.env, args.split, config.seed)
+    try:
+        steered = NoiseAction(env)
+
+        def play(observations: Any) -> np.ndarray:
+            return steered.chunks(np.zeros(steered.action_space.shape or ()))
+
+        zero = evaluate(play, env, n_states, split=args.split, name="noise zero")
+    finally:
+        env.close()
+    both = compare(vla, zero)
+    head = ("noise", "solved", "95 % interval")
+    print(markdown_table([head, _row("random", vla), _row("zero", zero)]))
+    print(f"only with zero: {both.fixed}, only with random: {both.broken}, McNemar p = {both.p_value:.2g}")
+
+
+def _row(name: str, played: Evaluation) -> tuple[str, ...]:
+    low, high = wilson_interval(played.successes, played.n)
+    return name, f"{played.successes}/{played.n}", f"{low:.0%} to {high:.0%}"
+
+
+if __name__ == "__main__":
+    main()
