@@ -1,11 +1,11 @@
 """
-What a VLA's flow solves with noise zero, in the same states in which a run of DSRL plays it with random noise.
+What a VLA solves if its flow begins with noise zero, beside what it solved with random noise in a run of DSRL.
 
     python benchmarks/zero_noise.py runs/dsrl
     python benchmarks/zero_noise.py runs/dsrl --split selection
 
-DSRL plays the mean of its policy, which begins near zero. So this row shows how much of its success comes from leaving
-out the randomness, and not from what it has learned.
+DSRL plays the mean of its policy, which begins near zero. So noise zero solves about what DSRL solves before it has
+learned anything. Both rows are of the same initial states.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import numpy as np
 from markdown_table import markdown_table
 
 from rlt_gym.rl_token.noise import NoiseAction
-from rlt_sb3.common.stats import wilson_interval
 from rlt_sb3.evaluation.compare import compare
 from rlt_sb3.evaluation.evaluate import evaluate
 from rlt_sb3.evaluation.results import Evaluation
@@ -37,8 +36,10 @@ def main() -> None:
         parser.error(str(error))
     n_states = config.evaluation.states(args.split)
     vla = known_vla(args.run, args.split, range(n_states))
-    if config.algorithm != "dsrl" or vla is None:
-        parser.error(f"{args.run} must be a finished run of dsrl, got {config.algorithm}.")
+    if config.algorithm != "dsrl":
+        parser.error(f"{args.run} must be a run of dsrl, got {config.algorithm}.")
+    if vla is None:
+        parser.error(f"{args.run} has not played its frozen VLA on all states: give a finished run.")
     env = make_env(config.env, args.split, config.seed)
     try:
         steered = NoiseAction(env)
@@ -56,7 +57,7 @@ def main() -> None:
 
 
 def _row(name: str, played: Evaluation) -> tuple[str, ...]:
-    low, high = wilson_interval(played.successes, played.n)
+    low, high = played.interval
     return name, f"{played.successes}/{played.n}", f"{low:.0%} to {high:.0%}"
 
 

@@ -7,12 +7,10 @@ import pytest
 import torch
 from benchmark_helpers import import_benchmark
 from flow_vla import FlowVLA
-from run_helpers import quick
+from run_helpers import SMALL_SB3, quick
 
 from rlt_sb3.experiment.config import EvalSettings
 from rlt_sb3.experiment.train import train
-
-SMALL = {"learning_starts": 10, "batch_size": 16, "gradient_steps": 1, "policy_kwargs": {"net_arch": [16]}}
 
 
 def solved_with_zero(side):
@@ -31,7 +29,7 @@ def solved_with_zero(side):
 def test_it_counts_what_noise_zero_solves(tmp_path, capsys, monkeypatch, split):
     monkeypatch.setenv("RLT_ALLOWED_IMPORTS", "flow_vla")
     evaluation = EvalSettings(6, 5, 40, videos=False)
-    known = {"algorithm": "dsrl", "dsrl": SMALL, "total_chunks": 80, "evaluation": evaluation}
+    known = {"algorithm": "dsrl", "dsrl": SMALL_SB3, "total_chunks": 80, "evaluation": evaluation}
     run = train(quick(tmp_path, "flow_vla:TwoWays-v0", **known)).run
     monkeypatch.setattr(sys, "argv", ["zero_noise.py", str(run), "--split", split])
     capsys.readouterr()

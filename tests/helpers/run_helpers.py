@@ -14,7 +14,8 @@ ROOT = Path(__file__).parent.parent.parent
 SMALL_RLT = {"gate": False, "learning_starts": 20, "batch_size": 16, "critic_warmup_updates": 5, "utd": 1.0}
 # the network learns after two episodes of the search for an offset; by default after 48, where these runs have ended
 NETWORKS = {"net_arch": [16], "n_critics": 2, "offset_search": {"opening": 2}}
-SMALL_TQC = {"learning_starts": 10, "batch_size": 16, "gradient_steps": 1, "policy_kwargs": {"net_arch": [16]}}
+#: of the off-policy algorithms of Stable-Baselines3 and sb3-contrib
+SMALL_SB3 = {"learning_starts": 10, "batch_size": 16, "gradient_steps": 1, "policy_kwargs": {"net_arch": [16]}}
 #: columns that tell the time
 CLOCKS = {"time/minutes", "time/fps", "time/time_elapsed"}
 
@@ -29,7 +30,7 @@ def small(out, env_id="ToyRLToken-v0", **changes):
         env=EnvConfig(id=env_id, num_envs=2),
         algorithms={
             "rlt": SMALL_RLT | {"policy_kwargs": NETWORKS},
-            "tqc": dict(SMALL_TQC),
+            "tqc": dict(SMALL_SB3),
         },
         evaluation=EvalSettings(n_states=6, selection_states=4, selection_every=40, record_states=3),
         total_chunks=100,

@@ -137,7 +137,7 @@ def find_backbone(folder: Path, named: str | None, given: str | None = None) -> 
         return str(path) if path.is_dir() else given
     if named is None or Path(named).is_dir():
         return named
-    inside = [path for path in sorted(folder.iterdir()) if any((path / file).is_file() for file in _BACKBONE_FILES)]
+    inside = _backbones(folder)
     same = [path for path in inside if path.name == Path(named).name]
     if same or len(inside) == 1:
         return str((same or inside)[0])
@@ -147,6 +147,11 @@ def find_backbone(folder: Path, named: str | None, given: str | None = None) -> 
             "or name it with vla_kwargs {backbone: FOLDER}."
         )
     return named
+
+
+def _backbones(folder: Path) -> list[Path]:
+    """Find the backbones inside a checkpoint."""
+    return [path for path in sorted(folder.iterdir()) if any((path / file).is_file() for file in _BACKBONE_FILES)]
 
 
 def load_policy(folder: Path, config: Any, dtype: str | None = None) -> tuple[Any, frozenset[str]]:
@@ -199,9 +204,8 @@ def save_checkpoint(folder: Path, origin: Path, policy: Any, provenance: Mapping
     with atomic_folder(folder) as written:
         for name in plain_files(origin):
             shutil.copyfile(origin / name, written / name)
-        for path in origin.iterdir():
-            if any((path / file).is_file() for file in _BACKBONE_FILES):
-                shutil.copytree(path, written / path.name)
+        for path in _backbones(origin):
+            shutil.copytree(path, written / path.name)
         with atomic_write(written / WEIGHTS) as temporary:
             save_model(policy, str(temporary))
         write_json(written / "provenance.json", {"demonstrations": made_from(origin), **provenance})

@@ -73,8 +73,7 @@ class LeRobotLearner:
         :param rows: Rows of :attr:`data` (B,).
         :return: Tokens and chunk.
         """
-        seeds = [forward_seed(int(self.data.demo[row]), int(self.data.step[row])) for row in rows]
-        return run_vla(self._vla, *self._given(rows), seeds)
+        return self._look(rows, *self._given(rows))
 
     def forward(self, rows: np.ndarray, rng: np.random.Generator | None = None) -> tuple[VLAOutput, torch.Tensor]:
         """
@@ -84,9 +83,10 @@ class LeRobotLearner:
         :param rng: Source of dropout and of the flow's noise; ``None`` = always the same numbers.
         :return: Tokens and chunk without gradients, and LeRobot's loss of imitation with them.
         """
+        obs, tasks = self._given(rows)
         chunk, real = self.data.chunks(rows, self.origin.config.chunk_size)
         seed = 0 if rng is None else int(rng.integers(2**62))
-        return self.look(rows), self._vla.imitation_loss(*self._given(rows), chunk, real, seed)
+        return self._look(rows, obs, tasks), self._vla.imitation_loss(obs, tasks, chunk, real, seed)
 
     def save(self, path: str | os.PathLike[str], provenance: dict[str, Any]) -> LeRobotVLA:
         """
@@ -100,6 +100,11 @@ class LeRobotLearner:
         known = {"init": began, "imitated": self.data.files, **provenance}
         save_checkpoint(Path(path), self.origin.folder, self.net, known)
         return self.origin.again(Path(path))
+
+    def _look(self, rows: np.ndarray, obs: dict[str, np.ndarray], tasks: list[str]) -> VLAOutput:
+        """Run the policy on observations of rows, with the seeds of a frozen VLA."""
+        seeds = [forward_seed(int(self.data.demo[row]), int(self.data.step[row])) for row in rows]
+        return run_vla(self._vla, obs, tasks, seeds)
 
     def _given(self, rows: np.ndarray) -> tuple[dict[str, np.ndarray], list[str]]:
         """Return observations and instructions of rows."""

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from flow_vla import make_two_ways
-from run_helpers import quick, same, without_clocks
+from run_helpers import SMALL_SB3, quick, same, without_clocks
 from stable_baselines3 import SAC
 
 from rlt_sb3 import evaluate
@@ -21,8 +21,6 @@ from rlt_sb3.experiment.serve import RunService
 from rlt_sb3.experiment.train import resume, train
 from rlt_sb3.rlt.features import RLTFeatures
 
-SMALL = {"learning_starts": 10, "batch_size": 16, "gradient_steps": 1, "policy_kwargs": {"net_arch": [16]}}
-
 
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch):
@@ -31,7 +29,7 @@ def allowed(monkeypatch):
 
 def config_of(out, **changes):
     evaluation = EvalSettings(4, 4, 40, videos=False)
-    known = {"algorithm": "dsrl", "dsrl": SMALL, "total_chunks": 80, "evaluation": evaluation}
+    known = {"algorithm": "dsrl", "dsrl": SMALL_SB3, "total_chunks": 80, "evaluation": evaluation}
     return quick(out, "flow_vla:TwoWays-v0", **(known | changes))
 
 
@@ -54,7 +52,7 @@ def test_a_run_by_the_command_is_evaluated_and_resumed(tmp_path, capsys):
     assert type(model) is SAC and isinstance(model.actor.features_extractor, RLTFeatures)
     assert model.action_space.shape == (7,) and model.action_space.high.max() == 2.0
 
-    parts = train(config_of(tmp_path, name="parts", total_chunks=40, dsrl=SMALL | {"bound": 2.0})).run
+    parts = train(config_of(tmp_path, name="parts", total_chunks=40, dsrl=SMALL_SB3 | {"bound": 2.0})).run
     resume(parts, total_chunks=80)
     assert same(*(load_model("dsrl", run / "model.zip", device="cpu").get_parameters() for run in (whole, parts)))
     metrics = [without_clocks(run / "metrics.csv") for run in (whole, parts)]
@@ -82,7 +80,7 @@ def test_refusals(tmp_path):
     with pytest.raises(ValueError, match=r"The VLA 'mini.*' takes no noise from outside"):
         train(TrainConfig(name="x", out=str(tmp_path), algorithm="dsrl", progress=False))
     with pytest.raises(ValueError, match=r"env\.kwargs .*needs_noise.*|.*needs_noise"):
-        train(quick(tmp_path, algorithm="dsrl", dsrl=SMALL))
+        train(quick(tmp_path, algorithm="dsrl", dsrl=SMALL_SB3))
     with pytest.raises(ValueError, match=r"dsrl asks the VLA in this process, and rollout.workers is 2"):
         config = config_of(tmp_path)
         config.rollout.workers = 2

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from run_helpers import NETWORKS, SMALL_TQC, quick, same
+from run_helpers import NETWORKS, SMALL_SB3, quick, same
 
 from rlt_sb3 import RLT
 from rlt_sb3.cli.main import main
@@ -32,7 +32,7 @@ def test_device_and_precision_may_change(tmp_path, monkeypatch, capsys):
     assert before.critic.precision == "bfloat16"
     changed = rlt | {"device": "auto", "policy_kwargs": networks | {"critic_precision": "float32"}}
     resume(
-        run, algorithms={"rlt": changed, "tqc": SMALL_TQC}
+        run, algorithms={"rlt": changed, "tqc": SMALL_SB3}
     )  # nothing left to do: the model is that of the checkpoint
     after = RLT.load(run / "model.zip", device="cpu")
     assert same(after.get_parameters(), before.get_parameters())

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from run_helpers import SMALL_RLT, SMALL_TQC, environment, quick
+from run_helpers import SMALL_RLT, SMALL_SB3, environment, quick
 from vla_helpers import TINY, write_fake_token
 
 pytest.importorskip("websockets")
@@ -55,7 +55,7 @@ def trained(out, algorithm="rlt", token=None, vla=None):
     policy_kwargs = {"net_arch": [16], "n_critics": 2} | ({} if token is None else {"train_token": {}})
     if vla is not None:
         policy_kwargs["train_vla"] = {"part": "all"}
-    settings = {"rlt": SMALL_RLT | {"policy_kwargs": policy_kwargs}, "tqc": SMALL_TQC}
+    settings = {"rlt": SMALL_RLT | {"policy_kwargs": policy_kwargs}, "tqc": SMALL_SB3}
     config = quick(
         out, "RemoteLibero-v0", total_chunks=60, evaluation=EvalSettings(2, 2, 60, videos=False),
         algorithm=algorithm, **settings,
