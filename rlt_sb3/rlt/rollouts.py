@@ -135,10 +135,13 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
             return variants[0]
         with th.no_grad():
             critics = self.policy.critic_target
+            seen = observation
             if isinstance(critics.features_extractor, RLTFeatures):  # once for all variants
-                observation = {**observation, "features": critics.features_extractor(observation)}
+                seen = {"features": critics.features_extractor(observation)}
+            # all variants in one pass, which reads the critics' weights once
+            seen = {name: value.repeat(count, *[1] * (value.dim() - 1)) for name, value in seen.items()}
             chunks = th.as_tensor(variants, dtype=th.float32, device=self.device).flatten(2)
-            values = th.stack([critics.q_values(observation, chunk).mean(0) for chunk in chunks])
+            values = critics.q_values(seen, chunks.flatten(0, 1)).mean(0).view(count, n_envs)
         return variants[values.argmax(0).cpu().numpy(), np.arange(n_envs)]
 
     def _tasks(self) -> np.ndarray:
