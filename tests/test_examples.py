@@ -15,7 +15,10 @@ from benchmark_helpers import import_benchmark
 from python_files import run_file
 
 from rlt_gym.core.hooks import check_hook
+from rlt_gym.testing import FakeRLTokenVectorEnv
+from rlt_sb3 import RLT, GymnasiumVecEnv
 from rlt_sb3.cli.main import parse
+from rlt_sb3.common.replay.offline import save_transitions
 from rlt_sb3.experiment.algorithms import get_algorithm
 from rlt_sb3.experiment.config import EnvConfig, shipped_configs
 from rlt_sb3.experiment.train import train
@@ -120,10 +123,23 @@ def test_commands_of_the_page_on_distillation(tmp_path, monkeypatch):
 PRACTICED = set()
 
 
+def write_rows(path):
+    """Rows of the environment without a simulator, as ``rlt encode-demos`` writes those of demonstrations."""
+    venv = GymnasiumVecEnv(FakeRLTokenVectorEnv(2))
+    model = RLT("MultiInputPolicy", venv, learning_starts=40, device="cpu", seed=0)
+    model.learn(40)
+    save_transitions(path, model.replay_buffer.storage)
+    venv.close()
+    return str(path)
+
+
 def train_shortened(config, out):
     """The run that a configuration describes, shortened, on the environment without a simulator; equal ones once."""
     config.check()
     env, kwargs = config.env, dict(config.env.kwargs)
+    of_buffer = config.settings.get("replay_buffer_kwargs", {})
+    if "offline_data" in of_buffer:  # demonstrations need a simulator: rows of the same shapes stand in for them
+        of_buffer["offline_data"] = write_rows(Path(out) / "rows.safetensors")
     # who takes over needs a simulator: here only name and arguments are checked
     check_hook("intervention", kwargs.pop("intervention", None), kwargs.pop("intervention_kwargs", None), 3)
     config.env = EnvConfig(id="FakeRLToken-v0", num_envs=env.num_envs, chunk_length=env.chunk_length, kwargs=kwargs)
