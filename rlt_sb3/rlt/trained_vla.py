@@ -128,7 +128,7 @@ class TrainedVLAFeatures(RLTFeatures):
         :param observations: as for :meth:`see`
         :return: features (B, features_dim)
         """
-        with th.autocast(observations["proprio"].device.type, enabled=False):
+        with th.autocast(self.moved.device.type, enabled=False):
             return self.see(observations)["features"]
 
     def of_token(self, observations: TensorDict, z_rl: th.Tensor) -> th.Tensor:
