@@ -138,8 +138,7 @@ def train_shortened(config, out):
     config.check()
     env, kwargs = config.env, dict(config.env.kwargs)
     of_buffer = config.settings.get("replay_buffer_kwargs", {})
-    if "offline_data" in of_buffer:  # demonstrations need a simulator: rows of the same shapes stand in for them
-        of_buffer["offline_data"] = write_rows(Path(out) / "rows.safetensors")
+    demonstrations = of_buffer.pop("offline_data", None)  # each task has a file of its own
     # who takes over needs a simulator: here only name and arguments are checked
     check_hook("intervention", kwargs.pop("intervention", None), kwargs.pop("intervention_kwargs", None), 3)
     config.env = EnvConfig(id="FakeRLToken-v0", num_envs=env.num_envs, chunk_length=env.chunk_length, kwargs=kwargs)
@@ -160,6 +159,8 @@ def train_shortened(config, out):
     if practice in PRACTICED:
         return
     PRACTICED.add(practice)
+    if demonstrations:  # they need a simulator: rows of the same shapes stand in for them
+        of_buffer["offline_data"] = write_rows(Path(out) / "rows.safetensors")
     assert train(config).best.n == 4
 
 

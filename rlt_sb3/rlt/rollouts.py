@@ -135,13 +135,12 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
             return variants[0]
         with th.no_grad():
             critics = self.policy.critic_target
-            seen = observation
             if isinstance(critics.features_extractor, RLTFeatures):  # once for all variants
-                seen = {"features": critics.features_extractor(observation)}
+                observation = {"features": critics.features_extractor(observation)}
             # all variants in one pass, which reads the critics' weights once
-            seen = {name: value.repeat(count, *[1] * (value.dim() - 1)) for name, value in seen.items()}
+            observation = {name: th.cat([value] * count) for name, value in observation.items()}
             chunks = th.as_tensor(variants, dtype=th.float32, device=self.device).flatten(2)
-            values = critics.q_values(seen, chunks.flatten(0, 1)).mean(0).view(count, n_envs)
+            values = critics.q_values(observation, chunks.flatten(0, 1)).mean(0).view(count, n_envs)
         return variants[values.argmax(0).cpu().numpy(), np.arange(n_envs)]
 
     def _tasks(self) -> np.ndarray:
