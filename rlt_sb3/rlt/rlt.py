@@ -405,6 +405,8 @@ class RLT(RLTRollouts, TD3):
                 found.append(self.policy.vla_training.step(batch.bc_target, self.action_unit))
             actor_tau = self.tau if self.policy.actor_tau is None else self.policy.actor_tau
             polyak(self.actor, self.actor_target, actor_tau)
+        elif copies and self.policy.gripper_training is not None:
+            self.policy.gripper_training.follow(self.tau)  # while the network waits for the search's opening, too
         if copies:
             polyak(self.critic, self.critic_target, self.tau)
         return tuple(found)
@@ -483,9 +485,7 @@ class RLT(RLTRollouts, TD3):
                 for observations in (batch.observations, batch.next_observations)
             )
         loss = training.step(batch, features, of_next, self.q_bounds)
-        if self._warming_up:
-            training.follow(self.tau)  # from then on the slow copy follows with its actor
-        else:
+        if not self._warming_up:
             training.activate()
         return loss
 

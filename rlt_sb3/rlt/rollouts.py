@@ -87,7 +87,7 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
             if self.gate is not None:
                 self.gate.play_vla(self._last_obs)
             if self.search is not None:
-                known = np.full((n_envs, *self.search.shape), 0.0 if self.search_opens else np.nan)
+                known = np.full((n_envs, *self.search.shape), 0.0 if self._vla_has_offset else np.nan)
                 self.search.draw(np.zeros(n_envs, dtype=bool), known, known)
             return reference, reference.copy()
         self._measure_unit()
@@ -157,18 +157,23 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
         assert self.search is not None
         return np.clip(chunks + self.search.of_chunks(offsets, chunks) * self.action_unit, -1.0, 1.0)
 
+    @property
+    def _vla_has_offset(self) -> bool:
+        """Whether the VLA plays what the actor would play with the offset zero."""
+        return self.search_opens and self.policy.gripper_training is None
+
     def _offsets_without_noise(self) -> np.ndarray:
         """
         Return the offsets of the episodes without noise that begin now (n_envs, phases, d).
 
-        That of the VLA is zero while the actor's network adds nothing. All others are NaN.
+        That of the VLA is zero while the offset is all that tells it from the actor. All others are NaN.
         """
         assert self.search is not None
         tasks = self._tasks()
         found = np.full((len(tasks), *self.search.shape), np.nan)
         if self.gate is None:
             return found
-        if self.search_opens:
+        if self._vla_has_offset:
             found[self.gate.player == "vla"] = 0.0
         on_trial = self.policy.actor_on_trial
         for env in np.flatnonzero(self.search.fresh & (self.gate.player == "actor")):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch as th
 from rlt_models import Numpy, fast, make_model, make_venv, oracle_model, random_obs, to_numpy
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
 
 from rlt_sb3 import RLT
@@ -94,6 +95,38 @@ def test_nothing_is_reversed_before_the_warm_up_of_the_critics_ends():
     assert bool(model.actor.gripper_critic.active) and bool(model.actor_target.gripper_critic.active)
     chunks, _ = model.predict(obs)
     assert (chunks[..., GRIPPER] == np.where(obs["vla_ref"][..., GRIPPER].mean(1) > 0, -1.0, 1.0)[:, None]).all()
+
+
+def test_the_slow_copy_follows_while_the_network_waits_for_the_search():
+    model, batch = oracle_model(SETTINGS, tau=0.3)
+    network = [weights.clone() for weights in model.actor.mu.parameters()]
+    for copies in (False, True):
+        online, slow = (actor.gripper_critic.ensemble for actor in (model.actor, model.actor_target))
+        before = [weights.clone() for weights in slow.parameters()]
+        model._update(batch, 0.0, copies=copies, acts=False, follow_q=True)
+        for old, new, followed in zip(before, slow.parameters(), online.parameters(), strict=True):
+            th.testing.assert_close(new, old + (0.3 if copies else 0.0) * (followed - old))
+    assert all(th.equal(old, new) for old, new in zip(network, model.actor.mu.parameters(), strict=True))
+
+
+def test_the_search_takes_no_episode_of_the_vla_for_one_of_the_actor():
+    """With this critic the actor differs from the VLA from its warm-up on, whatever the offset is."""
+    settings = SETTINGS | {"offset_search": {"opening": 10**6}}
+    model = make_model(**fast(policy_kwargs=settings, gate={"share": 0.5, "window": 5}))
+    seen = {"vla": 0, "actor": 0, "search": 0}
+
+    class Look(BaseCallback):
+        def _on_step(self) -> bool:
+            assert model.search_opens and not any(weights.any() for weights in model.actor.mu[-1].parameters())
+            for env, tried in enumerate(model.search.tried):
+                player = "search" if model.search.searching[env] else model.gate.player[env]
+                if player in seen:
+                    seen[player] += 1
+                    assert np.isnan(tried).all() if player == "vla" else not np.isnan(tried).any()
+            return True
+
+    model.learn(400, callback=Look())
+    assert min(seen.values()) > 20
 
 
 def test_it_learns_when_to_let_go():
