@@ -33,6 +33,28 @@ EXAMPLES = {
         [r"frozen VLA: 2/4 \(50%, .*", r"RLT: +[0-4]/4 \(.*", r"Comparison\(fixed=.*p_value=.*"],
         ["rlt.zip"],
     ),
+    # the command is the one of `rlt`, which must know the algorithm's name and its settings
+    "own_algorithm.py": (
+        "train --algorithm trpo --trpo.n_steps 10 --trpo.batch_size 20 --env.id toy_env:ToyRLToken-v0 --env.suite null "
+        "--env.vla null --total_chunks 40 --evaluation.n_states 4 --evaluation.selection_states 4 "
+        "--evaluation.videos false --name trpo --progress false",
+        [
+            "Run runs/trpo: toy_env:ToyRLToken-v0, 2 simulators, seed 0",
+            r"frozen VLA, held-out states: +2/4 .*",
+            r"frozen VLA, selection states: +2/4 .*",
+            r"selection after 40 chunks .*: TRPO [0-4]/4, frozen VLA 2/4",
+            r"policy +success .*",
+            r"frozen VLA +2/4 .*",
+            r"TRPO +[0-4]/4 .*",
+            r"paired on the same 4 held-out .*",
+            r"lowest point of the practicing actor.*",
+            r"predict\(\) on the selection states, 30 points .*",
+            r"predict\(\) on the selection states, 90 %.*",
+            r"training: \d+ episodes, 40 chunks, .*",
+            "Everything is in runs/trpo; open runs/trpo/report.html",
+        ],
+        ["runs"],
+    ),
     # the scripted takeover solves the task; nobody else does anything
     "interventions.py": (
         "--num-envs 1 --episodes 1",
@@ -56,7 +78,7 @@ EXAMPLES = {
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_example(path, tmp_path):
     arguments, lines, files = EXAMPLES[path.name]
-    done = run_file(path, *arguments.split(), cwd=tmp_path, PYTHONPATH=HELPERS)
+    done = run_file(path, *arguments.split(), cwd=tmp_path, PYTHONPATH=HELPERS, RLT_ALLOWED_IMPORTS="toy_env")
     assert done.returncode == 0, done.stderr
     # the progress bar has blank lines and one that begins with a space
     printed = [line for line in done.stdout.splitlines() if line.strip() and not line.startswith(" ")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -140,6 +140,7 @@ class FakeLiberoVectorEnv(_FakeVectorEnv):
     :param intervention: ``f(simulator, proposed, step)`` as for ``LIBERO-v0``; "simulator" has ``env`` and ``index``
     :param critical_phase: ``f(simulator)``, as for ``intervention``
     :param group_size: how often each training initial state is played, see ``LIBERO-v0``
+    :param perturbations: ignored, there is no scene
     """
 
     def __init__(
@@ -161,6 +162,7 @@ class FakeLiberoVectorEnv(_FakeVectorEnv):
         intervention: Callable[..., Any] | None = None,
         critical_phase: Callable[..., Any] | None = None,
         group_size: int = 1,
+        perturbations: Mapping[str, float] | None = None,
     ):
         image = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
         proprio = spaces.Box(-np.inf, np.inf, (FAKE_ROBOT.proprio_size,), np.float32)

@@ -8,7 +8,7 @@ from typing import Any
 from rlt_gym.cluster.connection import RayConfig
 
 #: Settings of ``rlt eval`` that only a run has, and those that only a VLA has.
-ONLY_RUN = ("model", "n_states", "split", "beside_vla", "all_checkpoints", "max_parallel", "perturbations")
+ONLY_RUN = ("model", "n_states", "split", "beside_vla", "all_checkpoints", "max_parallel")
 ONLY_VLA = (
     "vla_kwargs", "suites", "episodes", "protocol", "chunk_length", "max_episode_steps", "image_size", "render",
     "assets", "seed", "films",
@@ -34,8 +34,8 @@ class EvalConfig:
         results
     :param all_checkpoints: of a run: evaluate every checkpoint instead of one model
     :param max_parallel: number of checkpoints evaluated at once, each in a process with its own simulators
-    :param perturbations: of a run: strengths of what changes from episode to episode, ``{light: 1}``; kinds are light,
-        color, camera, friction and placement. The VLA plays beside the model in the same changed scenes
+    :param perturbations: strengths of what changes from episode to episode, ``{light: 1}``; kinds are light, color,
+        camera, friction and placement. Beside the model of a run, the VLA plays in the same changed scenes
     :param shard: "k/n": evaluate on only the k-th of n parts of the states
     :param workers: play in this many parts, each a task on a Ray cluster with its own simulators, and join them
     :param ray: the cluster
@@ -102,9 +102,8 @@ class EvalConfig:
             )
         defaults = {entry.name: entry.default for entry in fields(self)}
         only_vla = [name for name in ONLY_VLA if name != "films"]  # of parts, they are joined
-        others = {"run": ONLY_VLA, "vla": ONLY_RUN, "merge": (*ONLY_RUN, *only_vla, "tasks", "shard", "workers")}[
-            given[0]
-        ]
+        of_merge = (*ONLY_RUN, *only_vla, "tasks", "perturbations", "shard", "workers")
+        others = {"run": ONLY_VLA, "vla": ONLY_RUN, "merge": of_merge}[given[0]]
         changed = [name for name in others if getattr(self, name) != defaults[name]]
         if changed:
             what = {"run": "a run", "vla": "a VLA", "merge": "merge"}[given[0]]
@@ -132,6 +131,11 @@ class EvalConfig:
                 "shard cannot be used with all_checkpoints, whose table has whole evaluations only: leave it out "
                 "(max_parallel shares that work among processes)."
             )
+
+    @property
+    def scenes(self) -> str:
+        """What the names of files say of ``perturbations``: "-light1-camera0.5"."""
+        return "".join(f"-{kind}{strength:g}" for kind, strength in (self.perturbations or {}).items())
 
 
 def _them(names: list[str]) -> str:

@@ -102,7 +102,11 @@ def _protocol(result: BenchmarkResult) -> dict[str, object]:
     """Take what must be equal for two success rates to mean the same; pictures may be those that each VLA needs."""
     protocol = result.header["protocol"]
     keys = ("horizons", "settle_steps", "chunk_length", "image_size", "render")
-    return {key: protocol[key] for key in keys} | {"assets": result.header["played"]["assets"]}
+    played = result.header["played"]
+    return {key: protocol[key] for key in keys} | {
+        "assets": played["assets"],
+        "perturbations": played.get("perturbations", {}),
+    }
 
 
 def _compare(pairs: list[tuple[bool, bool]]) -> Comparison:

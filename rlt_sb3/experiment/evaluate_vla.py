@@ -104,6 +104,7 @@ def _header_without_vla(config: EvalConfig) -> dict[str, Any]:
     from rlt_gym.libero.assets.resolve import resolve_assets
     from rlt_gym.libero.suites.protocols import FOUR_SUITES, get_protocol
     from rlt_gym.libero.suites.tasks import get_tasks
+    from rlt_gym.libero.worker.perturbations import check_perturbations
 
     protocol = get_protocol("rlt" if config.protocol is None else config.protocol)
     suites = list(FOUR_SUITES if config.suites is None else config.suites)
@@ -131,6 +132,7 @@ def _header_without_vla(config: EvalConfig) -> dict[str, Any]:
         "tasks": tasks,
         "episodes": stated.pop("episodes"),
         "assets": {"kind": assets.kind},
+        "perturbations": check_perturbations(config.perturbations),
         "num_envs": config.num_envs or NUM_ENVS,
         "versions": _versions(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
@@ -142,6 +144,7 @@ def _header_of_vla(config: EvalConfig, vla: FrozenVLA, header: dict[str, Any]) -
     from rlt_gym.libero.robot import PANDA
 
     stated, spec, assets = header["protocol"], vla.spec, header["assets"]["kind"]
+    changes = header["perturbations"]
     spec.check_robot(PANDA)
     if spec.assets not in (None, assets):
         warnings.warn(
@@ -176,6 +179,7 @@ def _header_of_vla(config: EvalConfig, vla: FrozenVLA, header: dict[str, Any]) -
             "image_size": size,
             "render": render,
             "assets": assets,
+            **({"perturbations": changes} if changes else {}),
         },
     }
 
@@ -198,7 +202,7 @@ def default_path(config: EvalConfig) -> Path:
     """
     name = re.sub(r"[^\w.-]+", "-", str(config.vla)).strip("-.")
     suffix = "" if config.shard is None else "-" + config.shard.replace("/", "of")
-    return Path(f"eval-{name}-{config.protocol or 'rlt'}{suffix}.json")
+    return Path(f"eval-{name}-{config.protocol or 'rlt'}{config.scenes}{suffix}.json")
 
 
 def _resumed(path: Path, new: BenchmarkResult) -> BenchmarkResult:
@@ -295,6 +299,7 @@ def _make_env(config: EvalConfig, header: dict[str, Any], suite: str, num_envs: 
         max_episode_steps=header["protocol"]["horizons"][suite],
         init_states=SPLIT,
         seed=header["protocol"]["seed"],
+        perturbations=played.get("perturbations"),
     )
 
 

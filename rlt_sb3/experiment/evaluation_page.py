@@ -23,7 +23,7 @@ def stated(result: BenchmarkResult) -> dict[str, str]:
     protocol, played = result.header["protocol"], result.header["played"]
     changed = f", changed: {', '.join(protocol['changed'])}" if protocol["changed"] else ""
     horizons = ", ".join(f"{suite} {steps}" for suite, steps in protocol["horizons"].items())
-    episodes = result.header["episodes"]
+    episodes, changes = result.header["episodes"], played.get("perturbations", {})
     return {
         "protocol": f"{protocol['name']}{changed} ({protocol['about']})",
         "horizons": f"{horizons} control steps, after {protocol['settle_steps']} to settle",
@@ -32,6 +32,7 @@ def stated(result: BenchmarkResult) -> dict[str, str]:
         "replanning": f"every {played['chunk_length']} of {result.header['vla']['horizon']} control steps",
         "pictures": f"{played['image_size']} x {played['image_size']}, {played['render']}, {played['assets']} assets",
         "noise": f"seed {protocol['seed']}" if result.header["vla"]["stochastic"] else "none",
+        "changed scenes": ", ".join(f"{kind} {strength:g}" for kind, strength in changes.items()) or "none",
     }
 
 

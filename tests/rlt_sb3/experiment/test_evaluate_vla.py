@@ -17,6 +17,7 @@ from rlt_sb3.cli.main import main
 from rlt_sb3.evaluation.benchmark import KIND, BenchmarkResult, plan
 from rlt_sb3.evaluation.evaluate import evaluate
 from rlt_sb3.experiment import evaluate_vla
+from rlt_sb3.experiment.config import EnvConfig, TrainConfig, save_config
 
 FAKE = ["eval", "--vla", "rlt_gym.testing:FakeVLA", "--progress=false", "--assets", "embedded"]
 GOAL = ["--suites", "libero_goal", "--tasks", "0", "3"]
@@ -240,6 +241,8 @@ def test_the_worker_settles_as_the_protocols_say():
         (["--shard", "0/2"], "shard must be k/n with 1 <= k <= n"),
         (["--suites", "libero_goal", "--tasks", "1", "--episodes", "1", "--shard", "2/2"], "has no initial state"),
         (["--vla_kwargs.hue", "red"], "cannot be made with vla_kwargs"),
+        (["--perturbations", "{hue: 1}"], "perturbations must have keys of light, color, camera, friction, placement"),
+        (["--perturbations", "{light: 3}"], "perturbations['light'] must be a number from 0 to 2, got 3"),
         (["--assets", "nowhere"], "assets='nowhere' is no folder"),
         (["runs/demo"], "Give one of a run (rlt eval RUN), --vla NAME and --merge FILES, got run and vla."),
         (["--n-states", "4"], "n_states cannot be used with a VLA: leave it out."),
@@ -316,6 +319,24 @@ def test_compare(fake, capsys):
     assert "DIFFERENT PROTOCOLS: chunk_length is 5, not 8" in capsys.readouterr().out
 
 
+def test_changed_scenes_are_stated_and_are_another_evaluation(fake, capsys):
+    command = [*FAKE, *GOAL, "--episodes", "2", "--films", "0"]
+    assert main([*command, "--out", "plain.json"]) == 0
+    capsys.readouterr()
+    assert main([*command, "--perturbations", "{light: 1, camera: 0.5, color: 0}"]) == 0
+    name = "eval-rlt_gym.testing-FakeVLA-rlt-light1-camera0.5-color0.json"
+    assert [env["perturbations"] for env in fake] == [None, {"light": 1.0, "camera": 0.5}]
+    assert load(name)["played"]["perturbations"] == {"light": 1.0, "camera": 0.5}
+    assert "perturbations" not in load("plain.json")["played"]  # as files of before
+    stated = re.compile(r"changed scenes\s+light 1, camera 0.5\n")
+    assert stated.search(capsys.readouterr().out)
+    assert "light 1, camera 0.5" in Path(name).with_suffix(".html").read_text()
+    assert main(["compare", "plain.json", name]) == 1
+    assert "perturbations.light is 1.0, not None" in capsys.readouterr().err
+    assert main([*command, "--perturbations", "{light: 2}", "--out", name]) == 1
+    assert "has another evaluation" in capsys.readouterr().err and len(fake) == 2
+
+
 COMPARE, MERGE = ["compare", "a.json", "b.json"], ["eval", "--merge", "a.json"]
 
 
@@ -367,6 +388,23 @@ def test_on_libero(tmp_path, monkeypatch):
         env.close()
     assert load("part.json")["suites"]["libero_goal"]["rows"] == rows
     assert {row["success"] for row in rows} == {True, False}
+
+
+@pytest.mark.sim
+def test_changed_scenes_are_those_of_a_run(tmp_path, monkeypatch):
+    """``rlt eval RUN`` and ``rlt eval --vla`` play the frozen VLA in the same scenes, which are not the usual ones."""
+    monkeypatch.chdir(tmp_path)
+    env = EnvConfig(suite="libero_goal", task_ids=[1], num_envs=2, assets="embedded", kwargs={"max_episode_steps": 64})
+    Path("run").mkdir()
+    save_config(TrainConfig(env=env), Path("run/config.yaml"))
+    changes = ["--perturbations", "{placement: 2, camera: 2}"]
+    assert main(["eval", "run", "--model", "vla", "--n-states", "2", "--progress=false", *changes]) == 0
+    rows = load("run/eval-vla-eval-placement2-camera2.json")["rows"]
+    of_vla = [*ON_LIBERO, "--tasks", "1", "--max-episode-steps", "64", "--films", "0"]
+    assert main([*of_vla, *changes, "--out", "changed.json"]) == 0
+    assert load("changed.json")["suites"]["libero_goal"]["rows"] == rows
+    assert main([*of_vla, "--out", "plain.json"]) == 0
+    assert load("plain.json")["suites"]["libero_goal"]["rows"] != rows
 
 
 @pytest.mark.sim
