@@ -59,13 +59,14 @@ def test_k3_estimates_the_divergence():
     assert float(k3(th.as_tensor(present), th.as_tensor(start))) == pytest.approx(exact, rel=0.02)
 
 
-def play(collector, env, state, reward, chunks=1, broken=False):
+def play(collector, env, state, reward, chunks=1, broken=False, task=0):
     """One episode in one sub-environment; the others stand still (their chunk is broken)."""
     for chunk in range(chunks):
         last = chunk == chunks - 1
         outcomes = [
             ChunkOutcome(
-                2, np.array([0.0, reward * last], np.float32), np.zeros((2, 1)), broken=broken if i == env else True
+                2, np.array([0.0, reward * last], np.float32), np.zeros((2, 1)), task_id=task,
+                broken=broken if i == env else True,
             )
             for i in range(collector.n_envs)
         ]  # fmt: skip
@@ -92,6 +93,9 @@ def test_groups_are_sorted_by_initial_state():
     play(collector, 1, state=10, reward=0.0)
     ((first, second),) = collector.take()
     assert (first.reward, second.reward) == (1.0, 0.0)
+    for task, reward in ((1, 1.0), (2, 0.0), (1, 0.0), (2, 1.0)):  # states of two tasks may have the same number
+        play(collector, task - 1, 40, reward, task=task)
+    assert [[one.reward for one in group] for group in collector.take()] == [[1.0, 0.0], [0.0, 1.0]]
     collector.restart()
     play(collector, 0, state=19, reward=1.0)
     assert collector.take() == []

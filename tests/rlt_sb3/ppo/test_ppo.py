@@ -6,6 +6,7 @@ import torch as th
 from rlt_models import make_venv
 from run_helpers import same
 from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
 
 from rlt_sb3.ppo.policies import VLACenteredPolicy
 
@@ -33,12 +34,24 @@ def disturb(policy, seed=0):
             parameter.add_(0.1 * th.randn(parameter.shape, generator=generator))
 
 
-def hidden(policy, obs):
-    """The actor's mean correction in float64, layer by layer."""
+def features_of(policy, obs):
+    """What the first layers see, and all weights, in float64."""
     z = obs["z_rl"].astype(np.float64)
     z = (z - z.mean(1, keepdims=True)) / np.sqrt(z.var(1, keepdims=True) + 1e-5)
     x = np.concatenate([z, obs["proprio"], obs["vla_ref"].reshape(len(z), -1)], axis=1)
-    weights = {name: value.double().numpy() for name, value in policy.state_dict().items()}
+    return x, {name: value.double().numpy() for name, value in policy.state_dict().items()}
+
+
+def value_of(policy, obs):
+    """The critic, layer by layer."""
+    x, weights = features_of(policy, obs)
+    x = np.tanh(x @ weights["mlp_extractor.value_net.0.weight"].T + weights["mlp_extractor.value_net.0.bias"])
+    return (x @ weights["value_net.weight"].T + weights["value_net.bias"])[:, 0]
+
+
+def hidden(policy, obs):
+    """The actor's mean correction, layer by layer."""
+    x, weights = features_of(policy, obs)
     x = np.tanh(x @ weights["mlp_extractor.policy_net.0.weight"].T + weights["mlp_extractor.policy_net.0.bias"])
     mean = x @ weights["action_net.weight"].T + weights["action_net.bias"]
     return np.exp(policy.log_std_init) * mean, np.exp(weights["log_std"])
@@ -133,6 +146,73 @@ def test_advantages_and_loss_of_ppo(monkeypatch):
     logged = model.logger.name_to_value
     assert logged["train/policy_gradient_loss"] == pytest.approx(-normalized.mean(), abs=1e-5)
     assert logged["train/value_loss"] == pytest.approx((expected**2).mean(), rel=1e-4)
+
+
+def test_a_time_out_is_worth_what_follows_it(monkeypatch):
+    """The reward of its row has the value of the last observation of the episode, not of the next one's first."""
+    model = made(gamma=0.9, n_steps=32)
+    disturb(model.policy)
+    stored, expected, cut = [], [], []
+
+    class Look(BaseCallback):
+        def _on_step(self):
+            rewards = self.locals["rewards"].astype(np.float64)
+            for env, info in enumerate(self.locals["infos"]):
+                if info["TimeLimit.truncated"]:
+                    last = {key: value[None] for key, value in info["terminal_observation"].items()}
+                    cut.append(value_of(model.policy, last).item())
+                    rewards[env] += 0.9 * cut[-1]
+            expected.append(rewards)
+            return True
+
+    buffer = type(model.rollout_buffer)
+    add = buffer.add
+
+    def recorded(self, obs, action, reward, start, value, log_prob):
+        stored.append(np.array(reward))
+        return add(self, obs, action, reward, start, value, log_prob)
+
+    monkeypatch.setattr(buffer, "add", recorded)
+    model.learn(64, callback=Look())
+    assert len(cut) > 3 and np.abs(cut).min() > 1e-3
+    np.testing.assert_allclose(stored, expected, atol=1e-5)
+
+
+def test_the_loss_of_ppo_beyond_its_clip(monkeypatch):
+    """Two gradient steps on the same 16 rows: the second one's ratios, some of them clipped, from the densities."""
+    model, rows, between = made(n_epochs=2, learning_rate=0.05), [], {}
+    disturb(model.policy)
+    buffer, train = type(model.rollout_buffer), model.policy.optimizer.step
+    add = buffer.add
+
+    def recorded(self, obs, action, reward, start, value, log_prob):
+        rows.append(({name: value.copy() for name, value in obs.items()}, action.copy(), log_prob.numpy().copy()))
+        return add(self, obs, action, reward, start, value, log_prob)
+
+    def step(*args, **kwargs):
+        train(*args, **kwargs)
+        between.setdefault("policy", {name: value.clone() for name, value in model.policy.state_dict().items()})
+
+    monkeypatch.setattr(buffer, "add", recorded)
+    monkeypatch.setattr(model.policy.optimizer, "step", step)
+    model.learn(16)
+    advantages = model.rollout_buffer.advantages.reshape(2, 8).T  # get() has put one environment after the other
+    advantages = (advantages - advantages.mean()) / (advantages.std(ddof=1) + 1e-8)
+    policy = made().policy
+    policy.load_state_dict(between["policy"])
+    ratios = []
+    for obs, action, old in rows:
+        drawn = (action.reshape(2, 4, 7) - obs["vla_ref"])[:, 0].astype(np.float64)
+        mean, std = hidden(policy, obs)
+        density = (-0.5 * ((drawn - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)).sum(1)
+        ratios.append(np.exp(density - old))
+    ratios = np.array(ratios)
+    clipped = np.clip(ratios, 0.8, 1.2)
+    assert 2 < (clipped != ratios).sum() < 16
+    second = -np.minimum(ratios * advantages, clipped * advantages).mean()
+    logged = model.logger.name_to_value  # means over both steps; all ratios of the first one are 1
+    assert logged["train/policy_gradient_loss"] == pytest.approx((-advantages.mean() + second) / 2, rel=1e-3)
+    assert logged["train/clip_fraction"] == pytest.approx((clipped != ratios).mean() / 2)
 
 
 def test_trained_twice_and_saved(tmp_path):
