@@ -148,6 +148,17 @@ def test_advantages_and_loss_of_ppo(monkeypatch):
     assert logged["train/value_loss"] == pytest.approx((expected**2).mean(), rel=1e-4)
 
 
+def test_the_policy_sees_which_task_is_played():
+    venv = make_venv(task_ids=range(3), show_task=True)
+    policy = PPO(VLACenteredPolicy, venv, **SMALL).policy
+    disturb(policy)
+    obs = {key: np.repeat(value, 3, axis=0) for key, value in observations(1).items()} | {"task": np.eye(3)}
+    chunks, _ = policy.predict(obs, deterministic=True)
+    with th.no_grad():
+        values = policy.predict_values(policy.obs_to_tensor(obs)[0]).ravel()
+    assert len(set(values.tolist())) == 3 and len({chunk.tobytes() for chunk in chunks}) == 3
+
+
 def test_a_time_out_is_worth_what_follows_it(monkeypatch):
     """The reward of its row has the value of the last observation of the episode, not of the next one's first."""
     model = made(gamma=0.9, n_steps=32)
