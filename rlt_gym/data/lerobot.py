@@ -30,6 +30,8 @@ COLUMNS = {
     "action": ("action", "actions"),
 }
 SIZES = {"state": 8, "action": 7}
+#: Columns that say whether the task is solved after an action; the first one that exists and says it is read.
+STEP_SUCCESS = ("next.success", "next.reward")
 #: Where a dataset of ``rlt collect`` says how its demonstrations were made; LeRobot does not read this file.
 PROVENANCE = Path("meta") / "rlt.json"
 
@@ -218,6 +220,26 @@ class LeRobotDemo:
         return {"success": bool(np.any(table["next.success"].to_pylist())) if told else True}
 
     @property
+    def success(self) -> None:
+        """Such datasets say it of control steps, not of episodes."""
+        return None
+
+    @property
+    def step_success(self) -> np.ndarray | None:
+        """
+        Whether the task was solved after each action, bool (T,), by a column of :data:`STEP_SUCCESS`.
+
+        ``None`` without such a column, and if it has other numbers than 0 and 1: shaped rewards do not say what is
+        solved.
+        """
+        for name in STEP_SUCCESS:
+            if name in self._table.column_names:
+                values = np.asarray(self._table[name].to_pylist(), dtype=np.float32).reshape(len(self))
+                if np.isin(values, (0, 1)).all():
+                    return values == 1
+        return None
+
+    @property
     def actions(self) -> np.ndarray:
         """
         Actions in LIBERO's units, float32 (T, 7).
@@ -262,7 +284,7 @@ class LeRobotDemo:
 
     @cached_property
     def _table(self) -> Any:
-        return self._read(*(self.folder.columns[name] for name in SIZES), "next.success")
+        return self._read(*(self.folder.columns[name] for name in SIZES), *STEP_SUCCESS)
 
     @property
     def _chunk(self) -> int:

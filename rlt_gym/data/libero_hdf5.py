@@ -8,6 +8,7 @@ Demonstrations of another robot have its :class:`~rlt_gym.core.robot_spec.RobotS
 its pictures in ``obs/<camera>_rgb`` and all its numbers in ``obs/proprio``.
 Ours, and not in official files, are ``object_positions (T, n_obj, 3)`` (targets of auxiliary losses and probes), the
 attribute ``success`` and, in rollouts, ``intervention (T,)``: true where someone else than the policy chose the action.
+Not ours, but read where it is there: robomimic's ``rewards (T,)``, 1 at each action after which the task is solved.
 """
 
 import glob
@@ -229,6 +230,7 @@ class Demo:
             "obs/gripper_states": (2,),
             "object_positions": (None, 3),
             "intervention": (),
+            "rewards": (),
         }
 
     def _read(self, name: str, stride: int = 1) -> np.ndarray:
@@ -284,6 +286,24 @@ class Demo:
     def intervention(self) -> np.ndarray | None:
         """Whether someone else than the policy chose the action, bool (T,), or ``None`` where nobody said it."""
         return self._read("intervention") if "intervention" in self.group else None
+
+    @property
+    def success(self) -> bool | None:
+        """Whether the episode solved its task, by its attribute ``success``; ``None`` where nobody said it."""
+        said = self.attrs.get("success")
+        if said not in (None, False, True):  # a text "False" would be true
+            raise self._error(f"has the attribute success={said!r}, which is neither true nor false")
+        return None if said is None else bool(said)
+
+    @property
+    def step_success(self) -> np.ndarray | None:
+        """
+        Whether the task was solved after each action, bool (T,), by the array ``rewards``.
+
+        ``None`` without this array, and if it has other numbers than 0 and 1: shaped rewards do not say what is solved.
+        """
+        rewards = self._read("rewards") if "rewards" in self.group else None
+        return None if rewards is None or not np.isin(rewards, (0, 1)).all() else rewards == 1
 
     @property
     def frame_shape(self) -> tuple[int, int]:

@@ -1,10 +1,9 @@
-"""``rlt train-reward``: plays a frozen VLA, sees what the simulator calls a success, and learns to see it too."""
+"""``rlt train-reward``: a network learns to see success, from episodes in a simulator or from recorded ones."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +12,28 @@ import numpy as np
 import torch
 from scipy.stats import binomtest
 from torch import nn
-from tqdm import tqdm
 
-from rlt_gym.core.episodes import SPLIT_SIZES
 from rlt_gym.core.files import git_commit
-from rlt_gym.core.judging import Judged
-from rlt_gym.reward.model import RewardModel, RewardModelConfig, pooled, save_reward_model
+from rlt_gym.data.lerobot import LeRobotSettings
+from rlt_gym.reward.labels import Labels, recorded_features, recorded_labels, watch
+from rlt_gym.reward.model import RewardModel, RewardModelConfig, save_reward_model
 from rlt_gym.vla.base import FrozenVLA
 from rlt_gym.vla.registry import load_vla
 
-#: Episodes come from the upper end of the training split, which online training draws from only rarely.
-_FIRST_INDEX = SPLIT_SIZES["train"] // 2
 #: Shares of the episodes that train the network and that choose its threshold; the rest measures it.
 _SHARES = (0.6, 0.2)
+#: Settings that only episodes in a simulator have, and that only recorded ones have.
+_PLAYED = ("env_id", "suite", "task_ids", "env_kwargs", "episodes", "noise", "num_envs")
+_RECORDED = ("frame_stride", "success_frames", "batch_size")
 
 
 @dataclass
-class TrainRewardConfig:
+class TrainRewardConfig(LeRobotSettings):
     """
     Settings of :func:`train_reward`.
 
+    :param demos: Recorded episodes with success labels: files of ``rlt collect`` or in its layout, glob patterns or
+        folders, also of LeRobot datasets. No simulator is started. Empty = the VLA plays episodes in one.
     :param env_id: Id of a registered vector environment with a VLA in it.
     :param suite: Suite of the tasks; ``None`` = the environment's default.
     :param task_ids: Tasks to see success in.
@@ -42,6 +43,11 @@ class TrainRewardConfig:
     :param episodes: Episodes per task.
     :param noise: Largest standard deviation of noise on the VLA's actions, constant within a chunk; each episode has
         its own share of it, so that states beside the VLA's own paths are seen.
+    :param frame_stride: Use one observation of ``demos`` in this many, counted back from the last one of each episode.
+        The chunk length of practice is a good choice, as practice judges the ends of chunks.
+    :param success_frames: Last observations of each success of ``demos`` that show the task solved. More than 1 if the
+        recordings go on after success.
+    :param batch_size: Observations of ``demos`` per forward pass, at most the VLA's ``max_batch``.
     :param hidden: Width of the network's hidden layer.
     :param steps: Gradient steps, each on all observations.
     :param learning_rate: Of AdamW.
@@ -55,6 +61,7 @@ class TrainRewardConfig:
     :param progress: Show a progress bar.
     """
 
+    demos: list[str] = field(default_factory=list)
     env_id: str = "rlt_gym:RLToken-LIBERO-v0"
     suite: str | None = None
     task_ids: list[int] = field(default_factory=lambda: [1])
@@ -63,6 +70,9 @@ class TrainRewardConfig:
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     episodes: int = 300
     noise: float = 0.03
+    frame_stride: int = 8
+    success_frames: int = 1
+    batch_size: int = 64
     hidden: int = 64
     steps: int = 300
     learning_rate: float = 1e-3
@@ -75,6 +85,19 @@ class TrainRewardConfig:
     progress: bool = True
 
     def __post_init__(self) -> None:
+        defaults = {
+            entry.name: entry.default if entry.default_factory is MISSING else entry.default_factory()
+            for entry in fields(self)
+        }
+        others = _PLAYED if self.demos else _RECORDED
+        given = [name for name in others if getattr(self, name) != defaults[name]]
+        if given:
+            raise ValueError(
+                f"{', '.join(given)} cannot be used {'with' if self.demos else 'without'} demos: leave out."
+            )
+        for name in _RECORDED:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if self.episodes < 10:
             raise ValueError(f"episodes is {self.episodes}; it must be at least 10, to train, choose and measure.")
         for name in ("noise", "learning_rate", "weight_decay"):
@@ -84,74 +107,6 @@ class TrainRewardConfig:
             raise ValueError(f"false_positives is {self.false_positives}; it must be in [0, 1).")
         if Path(self.output).suffix != ".safetensors":
             raise ValueError(f"output is {self.output!r}; it must end in .safetensors.")
-
-
-@dataclass(frozen=True)
-class Labels:
-    """
-    Observations at the ends of chunks.
-
-    :param features: Of :func:`~rlt_gym.reward.model.pooled`, float32 (R, 2 H).
-    :param reached: Whether the goal is reached, bool (R,).
-    :param episode: Number of the episode, (R,); rows of an episode are in their order.
-    """
-
-    features: np.ndarray
-    reached: np.ndarray
-    episode: np.ndarray
-
-    def of(self, episodes: np.ndarray) -> Labels:
-        """
-        Take the rows of some episodes.
-
-        :param episodes: Their numbers.
-        :return: The rows.
-        """
-        rows = np.isin(self.episode, episodes)
-        return Labels(self.features[rows], self.reached[rows], self.episode[rows])
-
-
-def watch(config: TrainRewardConfig, env: Any) -> Labels:
-    """
-    Play episodes to their horizon, and note at the end of each chunk whether the goal is reached.
-
-    :param config: What to play.
-    :param env: The environment.
-    :return: The labels.
-    """
-    seen: dict[int, np.ndarray] = {}
-
-    def judge(shown: Mapping[int, Judged]) -> dict[int, bool]:
-        seen.update(zip(shown, pooled(env.look(shown)).cpu().numpy(), strict=True))
-        return dict.fromkeys(shown, False)
-
-    env.unwrapped.judge_success(judge)
-    rng = np.random.default_rng(config.seed)
-    numbers = [_FIRST_INDEX + (config.seed * 1000 + number) % _FIRST_INDEX for number in range(config.episodes)]
-    listed = [(task, number) for task in config.task_ids for number in numbers]
-    size = dict(zip(listed, rng.uniform(0.0, config.noise, len(listed)), strict=True))
-    held: dict[int, list[tuple[np.ndarray, bool]]] = {index: [] for index in range(env.num_envs)}
-    done: dict[tuple[int, int], list[tuple[np.ndarray, bool]]] = {}
-    with tqdm(total=len(listed), desc="episodes", disable=not config.progress) as bar:
-        obs, infos = env.reset(seed=config.seed, options={"init_states": "train", "episodes": listed})
-        while len(done) < len(listed):
-            playing = zip(infos["task_id"].tolist(), infos["init_index"].tolist(), strict=True)
-            scale = np.array([size[episode] for episode in playing])[:, None, None]
-            noise = rng.normal(size=(env.num_envs, 1, env.single_action_space.shape[1]))
-            seen.clear()
-            obs, _, _, truncations, infos = env.step(obs["vla_ref"] + scale * noise)
-            for index in range(env.num_envs):
-                info = infos["final_info"] if truncations[index] else infos
-                if index in seen:
-                    held[index].append((seen[index], bool(info["goal_reached"][index])))
-                if truncations[index]:
-                    rows, held[index] = held[index], []
-                    if not info["worker_restarted"][index]:  # else it is played again
-                        done[int(info["task_id"][index]), int(info["init_index"][index])] = rows
-                        bar.update()
-    table = [(*row, number) for number, episode in enumerate(listed) for row in done[episode]]
-    features, reached, episodes = zip(*table, strict=True)
-    return Labels(np.array(features, np.float32), np.array(reached), np.array(episodes))
 
 
 def fit(labels: Labels, config: TrainRewardConfig, vla: FrozenVLA) -> RewardModel:
@@ -257,34 +212,60 @@ def _share(count: int, number: int) -> dict[str, Any]:
     return {"count": count, "of": number, "wilson_95": interval}
 
 
-def train_reward(config: TrainRewardConfig) -> Path:
+def divide(labels: Labels, config: TrainRewardConfig) -> tuple[Labels, Labels, Labels]:
     """
-    Train a reward model on rollouts of a frozen VLA.
+    Divide observations by whole episodes.
 
-    :param config: Settings.
-    :return: The file.
-    :raises ValueError: A bad argument, before a simulator starts; or the rollouts have no success, or no failure.
+    :param labels: The observations.
+    :param config: Seed of the choice.
+    :return: Those that train the network, that choose its threshold, and that measure it.
+    :raises ValueError: The first or the last part has no success, or nothing else.
     """
-    vla = load_vla(config.vla, config.device, config.vla_kwargs)
+    episodes = np.random.default_rng(config.seed).permutation(np.unique(labels.episode))
+    cuts = np.cumsum([round(share * len(episodes)) for share in _SHARES])
+    learn, choose, test = (labels.of(part) for part in np.split(episodes, cuts))
+    advice = "play more episodes, a VLA that succeeds in some of them, or another task"
+    for name, part in {"learns from": learn, "is measured on": test}.items():
+        if part.reached.all() or not part.reached.any():
+            raise ValueError(
+                f"The network {name} {len(part.reached)} observations, and "
+                f"{'all' if part.reached.any() else 'none'} of them show the goal: "
+                f"{'give more successes and failures, or another seed' if config.demos else advice}."
+            )
+    return learn, choose, test
+
+
+def _play(config: TrainRewardConfig, vla: FrozenVLA) -> Labels:
+    """Start simulators, play episodes in them, end them."""
     given = {"suite": config.suite, "device": config.device, "rl_token": "none"} | config.env_kwargs
     given = {key: value for key, value in given.items() if value is not None}
     env = gymnasium.make_vec(
         config.env_id, num_envs=config.num_envs, task_ids=config.task_ids, vla=vla, seed=config.seed, **given
     )
     try:
-        labels = watch(config, env)
+        return watch(config, env)
     finally:
         env.close()
-    episodes = np.random.default_rng(config.seed).permutation(np.unique(labels.episode))
-    cuts = np.cumsum([round(share * len(episodes)) for share in _SHARES])
-    learn, choose, test = (labels.of(part) for part in np.split(episodes, cuts))
-    for name, part in {"learns from": learn, "is measured on": test}.items():
-        if part.reached.all() or not part.reached.any():
-            raise ValueError(
-                f"The network {name} {len(part.reached)} observations, and "
-                f"{'all' if part.reached.any() else 'none'} of them show the goal: play more episodes, a VLA that "
-                "succeeds in some of them, or another task."
-            )
+
+
+def train_reward(config: TrainRewardConfig) -> Path:
+    """
+    Train a reward model on rollouts of a frozen VLA, or on recorded episodes.
+
+    :param config: Settings.
+    :return: The file.
+    :raises ValueError: A bad argument, before a simulator starts or the VLA reads a picture; or the rollouts have no
+        success, or no failure.
+    """
+    recorded = recorded_labels(config) if config.demos else None
+    if recorded is not None:
+        divide(recorded, config)  # refuses labels that do not suffice while only they have been read
+    vla = load_vla(config.vla, config.device, config.vla_kwargs)
+    if recorded is None:
+        labels = _play(config, vla)
+    else:
+        labels = replace(recorded, features=recorded_features(config, vla))
+    learn, choose, test = divide(labels, config)
     model = fit(learn, config, vla)
     threshold = lowest_threshold(probabilities(model, choose), choose, config.false_positives)
     model.config = replace(model.config, threshold=threshold)

@@ -134,7 +134,8 @@ def test_the_settings_on_the_command_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", ["encode-tokens", "pretrain-token", "probe", "encode-demos", "train-vla", "export-lerobot"]
+    "command",
+    ["encode-tokens", "pretrain-token", "probe", "encode-demos", "train-vla", "export-lerobot", "train-reward"],
 )
 def test_every_command_has_the_same_settings(command, tmp_path):
     token = write_fake_token(tmp_path / "token.safetensors")
