@@ -467,6 +467,8 @@ MUTATIONS = dict(enumerate([
              "fixed = sum(b[key] and not a[key] for key in a)",
              "fixed = sum(y and not x for x, y in zip(a.values(), b.values(), strict=True))",
              "evaluation/test_evaluate.py"),
+    Mutation("a task is below the VLA's interval where it is below its rate", COMPARE,
+             "theirs[task].rate < part.interval[0]", "theirs[task].rate < part.rate", "evaluation/test_evaluate.py"),
     Mutation("the paired test is reversed", GATE,
              "mcnemar_p(fixed, broken,", "mcnemar_p(broken, fixed,", "callbacks/test_candidates.py"),
     Mutation("evaluations are random", EVALUATE,

@@ -46,3 +46,30 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
     broken = sum(a[key] and not b[key] for key in a)
     both = sum(a[key] and b[key] for key in a)
     return Comparison(fixed, broken, both, len(a) - fixed - broken - both, mcnemar_p(fixed, broken))
+
+
+def tasks_below(first: Evaluation, second: Evaluation) -> list[int]:
+    """
+    Find the tasks in which a policy is below another one's 95 % interval.
+
+    :param first: for instance the frozen VLA, whose intervals count
+    :param second: for instance the trained policy, on the same initial states
+    :return: tasks in which the second policy's success rate is below the lower bound of the first one's interval
+    """
+    theirs = second.per_task()
+    return [task for task, part in first.per_task().items() if theirs[task].rate < part.interval[0]]
+
+
+def describe_tasks_below(first: Evaluation, second: Evaluation) -> str | None:
+    """
+    Describe :func:`tasks_below`.
+
+    :param first: for instance the frozen VLA
+    :param second: for instance the trained policy
+    :return: how many tasks of how many, and which; None if there is one task only
+    """
+    n_tasks, below = len(first.per_task()), tasks_below(first, second)
+    if n_tasks < 2:
+        return None
+    which = f" ({', '.join(f'task {task}' for task in below)})" if below else ""
+    return f"{second.policy} is below the {first.policy}'s 95 % interval in {len(below)} of {n_tasks} tasks{which}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlt_gym.core.chunk_vector_env import ChunkVectorEnv
 from rlt_sb3.evaluation.evaluate import PolicyFn, Predictor, as_policy, evaluate
 from rlt_sb3.evaluation.results import Evaluation, StateResult
 from rlt_sb3.experiment.config import TrainConfig
@@ -58,6 +59,8 @@ class Run:
             "machine": machine(),
             "fingerprint": env.metadata.get("fingerprint"),
         }
+        if isinstance(env.unwrapped, ChunkVectorEnv):  # others need not know what their tasks are called
+            self.data["tasks"] = {str(task.task_id): task.instruction for task in env.unwrapped.tasks}
         self.minutes_before = float(self.data.get("minutes", 0.0))
 
     def store(self, **entries: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlt_sb3.common.files import replacing
 from rlt_sb3.common.fingerprint import Fingerprint, check_run, of_run
-from rlt_sb3.evaluation.compare import compare
+from rlt_sb3.evaluation.compare import compare, describe_tasks_below
 from rlt_sb3.evaluation.evaluate import Predictor, check_split, evaluate
 from rlt_sb3.evaluation.results import Evaluation, StateResult, csv_rows, dumps
 from rlt_sb3.evaluation.shards import merge, parse_shard
@@ -204,7 +204,7 @@ def output_path(config: EvalConfig) -> Path:
 def _suffix(config: EvalConfig) -> str:
     """Return the part of the file's name that keeps an evaluation of other tasks or scenes from replacing the run's."""
     tasks = "" if config.tasks is None else "-tasks-" + "-".join(map(str, config.tasks))
-    return tasks + "".join(f"-{kind}{strength:g}" for kind, strength in (config.perturbations or {}).items())
+    return tasks + config.scenes
 
 
 def merge_run(config: EvalConfig) -> Evaluation:
@@ -239,6 +239,7 @@ def _write(path: Path, data: dict[str, Any]) -> None:
             f"paired on the same {result.n} initial states ({result.split}): {paired.fixed} fixed, {paired.broken} "
             f"broken, {paired.both} both, {paired.neither} neither; McNemar p = {paired.p_value:.2g}"
         )
+        lines += filter(None, [describe_tasks_below(vla, result)])
     with replacing(path) as temporary:
         temporary.write_text(dumps(data))
     with replacing(path.with_suffix(".csv")) as temporary:

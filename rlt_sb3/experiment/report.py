@@ -5,22 +5,32 @@ from __future__ import annotations
 import base64
 import csv
 import json
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlt_sb3.common.files import replacing
 from rlt_sb3.common.robot_time import robot_minutes
-from rlt_sb3.evaluation.compare import compare
+from rlt_sb3.evaluation.compare import compare, describe_tasks_below, tasks_below
 from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
 from rlt_sb3.experiment.config import ReportConfig
 from rlt_sb3.experiment.practice import gated, lowest_point, milestones, practicing, training_minutes
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 #: file of the learning curve, in the folder of a run
 CURVE = "learning_curve.png"
+#: the same for each task, of a run with several
+TASK_CURVES = "learning_curve_tasks.png"
+#: how the curve of what ``predict`` plays looks, and that of the practicing actor
+PLAYED: dict[str, Any] = {"color": "tab:blue", "marker": "o"}
+PRACTICED: dict[str, Any] = {"color": "tab:red", "marker": "x", "linestyle": ":"}
 
 
 def report(config: ReportConfig) -> Path:
@@ -31,7 +41,8 @@ def report(config: ReportConfig) -> Path:
     :return: the page
     """
     page = write_report(Path(config.run), [Path(name) for name in config.beside or []])
-    print(f"written: {page}, {page.with_name(CURVE)}")
+    curves = [path for path in (page.with_name(CURVE), page.with_name(TASK_CURVES)) if path.is_file()]
+    print(f"written: {', '.join(map(str, [page, *curves]))}")
     return page
 
 
@@ -73,7 +84,7 @@ def _number(text: str | None) -> float:
 
 
 def write_report(run: Path, beside: Sequence[Path] = ()) -> Path:
-    """Write learning_curve.png and report.html.
+    """Write report.html and its learning curves.
 
     :param run: folder of a run, finished or not
     :param beside: other runs whose policies get a row; they must have played the same held-out states
@@ -84,6 +95,7 @@ def write_report(run: Path, beside: Sequence[Path] = ()) -> Path:
 
     data = read_evaluations(run)
     write_learning_curve(run, data)
+    task_curves = write_task_curves(run, data)
     rows = [_row(data[key]) for key in ("vla", *algorithm_names()) if key in data]
     for other in beside:
         rows += _rows_beside(data, other)
@@ -96,6 +108,7 @@ def write_report(run: Path, beside: Sequence[Path] = ()) -> Path:
         data=data,
         label=get_algorithm(data["config"]["algorithm"]).label,
         rows=rows,
+        **_tasks(data),
         points=_points(data),
         gated=gated(data),
         lowest=lowest_point(data),
@@ -103,6 +116,7 @@ def write_report(run: Path, beside: Sequence[Path] = ()) -> Path:
         milestones=milestones(data),
         practicing_milestones=milestones(data, practicing),
         curve=_inline(run / CURVE),
+        task_curves=None if task_curves is None else _inline(task_curves),
         videos={name: _inline(run / f"{name}.mp4") for name in ("before", "after")},
         config=config_path.read_text() if config_path.is_file() else "",
     )
@@ -124,6 +138,37 @@ def _row(data: dict[str, Any]) -> dict[str, str]:
         "steps": "–" if np.isnan(result.steps_to_success) else f"{result.steps_to_success:.0f}",
         "control_steps": f"{result.control_steps}",
     }
+
+
+def _tasks(data: dict[str, Any]) -> dict[str, Any]:
+    """Make the table of tasks and the sentence below it; nothing for one task, or without a final evaluation."""
+    if "comparison" not in data:
+        return {}
+    vla, policy = (Evaluation.from_dict(data[key]) for key in ("vla", data["config"]["algorithm"]))
+    of_vla, of_policy, below = vla.per_task(), policy.per_task(), tasks_below(vla, policy)
+    if len(of_vla) < 2:
+        return {}
+    rows = []
+    for task in of_vla:
+        paired = compare(of_vla[task], of_policy[task])
+        rows.append(
+            {
+                "number": task,
+                "instruction": _instruction(data, task),
+                "vla": _row(of_vla[task].to_dict()),
+                "policy": _row(of_policy[task].to_dict()),
+                "fixed": paired.fixed,
+                "broken": paired.broken,
+                "p_value": f"{paired.p_value:.2g}",
+                "below": task in below,
+            }
+        )
+    return {"tasks": rows, "tasks_below": describe_tasks_below(vla, policy)}
+
+
+def _instruction(data: dict[str, Any], task: int) -> str | None:
+    """Return what the robot is told to do; None where the environment did not say so, and in older runs."""
+    return data.get("tasks", {}).get(str(task))
 
 
 def _points(data: dict[str, Any]) -> list[dict[str, Any]]:
@@ -182,48 +227,30 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
     :param data: contents of evaluations.json
     :return: the picture
     """
-    # Without pyplot: no global state, no display.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     metrics = read_metrics(run)
     q_names = [
         name for name in ("train/q_mean", "train/actor_q", "train/target_mean", "train/q_gap") if name in metrics
     ]
     steps = metrics.get("time/control_steps", np.array([]))
-    figure = Figure(figsize=(8, 7 if q_names else 5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(8, 7 if q_names else 5)
     panels = figure.subplots(2 if q_names else 1, 1, sharex=True, squeeze=False)[:, 0]
     axes = panels[0]
 
-    points = [(p["control_steps"], Evaluation.from_dict(p["evaluation"])) for p in data["selection"]]
+    points, practiced = _curves(data)
     if "vla_selection" in data:
         baseline = Evaluation.from_dict(data["vla_selection"])
-        axes.axhline(
-            baseline.rate, color="tab:gray", linestyle="--", label=f"frozen VLA, selection states (n={baseline.n})"
-        )
-        axes.axhspan(*baseline.interval, color="tab:gray", alpha=0.15, linewidth=0)
-        points = [(0, baseline), *points]
-    practiced = [
-        (p["control_steps"], Evaluation.from_dict(practicing(p))) for p in data["selection"] if p.get("candidate")
-    ]
-    label = get_algorithm(data["config"]["algorithm"]).label
+        _draw_vla(axes, baseline, f"frozen VLA, selection states (n={baseline.n})")
     if points:
         x = [step for step, _ in points]
         rates = np.array([e.rate for _, e in points])
         bounds = np.array([e.interval for _, e in points])
         errors = np.abs(bounds.T - rates)
-        played = f"{label} deployed (what predict() plays)" if practiced else label
-        axes.errorbar(
-            x, rates, yerr=errors, marker="o", capsize=3, color="tab:blue", label=f"{played}, selection states"
-        )
+        axes.errorbar(x, rates, yerr=errors, capsize=3, **PLAYED, label=f"{_played(data)}, selection states")
     if practiced:
         axes.plot(
             [step for step, _ in practiced],
             [evaluation.rate for _, evaluation in practiced],
-            marker="x",
-            linestyle=":",
-            color="tab:red",
+            **PRACTICED,
             label=f"practicing actor, selection states (lowest: {lowest_point(data)})",
         )
     by_vla = [p["control_steps"] for p in data["selection"] if plays_vla(p, data)]
@@ -278,12 +305,95 @@ def write_learning_curve(run: Path, data: dict[str, Any]) -> Path:
         panels[1].grid(alpha=0.3)
     wall = f" ({data['training']['minutes']:.1f} minutes in all)" if "training" in data else ""
     panels[-1].set_xlabel(f"control steps of training{wall}")
+    _draw_robot_minutes(axes, data)
+    return _save(figure, run / CURVE)
+
+
+def write_task_curves(run: Path, data: dict[str, Any]) -> Path | None:
+    """Success rate in each task over control steps of training, with the frozen VLA beside it, in a grid.
+
+    :param run: folder of the run
+    :param data: contents of evaluations.json
+    :return: the picture; None if the run has one task only, or no selection evaluation yet
+    """
+    baseline = Evaluation.from_dict(data["vla_selection"]).per_task() if "vla_selection" in data else {}
+    if len(baseline) < 2 or not data["selection"]:
+        return None
+    n_columns = min(len(baseline), 4)
+    n_rows = -(-len(baseline) // n_columns)
+    figure = _figure(8, 2 * n_rows + 1)
+    panels = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False).ravel()
+    points, practiced = ([(step, evaluation.per_task()) for step, evaluation in curve] for curve in _curves(data))
+    for axes, (task, vla) in zip(panels, baseline.items(), strict=False):
+        _draw_vla(axes, vla, "frozen VLA and its 95 % interval (Wilson)")
+        for curve, look, label in ((points, PLAYED, _played(data)), (practiced, PRACTICED, "practicing actor")):
+            if curve:
+                steps, rates = [step for step, _ in curve], [parts[task].rate for _, parts in curve]
+                axes.plot(steps, rates, **look, markersize=4, linewidth=1, label=label)
+        instruction = _instruction(data, task)
+        title = f"{task} (n={vla.n})" + (f": {instruction}" if instruction else "")
+        axes.set_title(textwrap.fill(title, 30, max_lines=3, placeholder=" ..."), fontsize=8)
+        axes.set_ylim(-0.05, 1.05)
+        axes.locator_params(axis="x", nbins=3)
+        axes.tick_params(labelsize=7)
+        axes.grid(alpha=0.3)
+    for axes in panels[:n_columns]:
+        _draw_robot_minutes(axes, data, fontsize=7, ticks=7)
+    for axes in panels[len(baseline) - n_columns : len(baseline)]:  # nothing is below them
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel("control steps of training", fontsize=7)
+    for axes in panels[len(baseline) :]:
+        axes.remove()
+    figure.suptitle(f"{run.name}: success in each task on its n selection states", fontsize=10)
+    figure.supylabel("success rate", fontsize=9)
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=3)
+    return _save(figure, run / TASK_CURVES)
+
+
+def _curves(data: dict[str, Any]) -> tuple[list[tuple[int, Evaluation]], list[tuple[int, Evaluation]]]:
+    """Return control steps and outcomes of what ``predict`` plays, first the VLA's, and of the practicing actor."""
+    played = [(point["control_steps"], Evaluation.from_dict(point["evaluation"])) for point in data["selection"]]
+    if "vla_selection" in data:
+        played = [(0, Evaluation.from_dict(data["vla_selection"])), *played]
+    practiced = [
+        (point["control_steps"], Evaluation.from_dict(practicing(point)))
+        for point in data["selection"]
+        if point.get("candidate")
+    ]
+    return played, practiced
+
+
+def _played(data: dict[str, Any]) -> str:
+    label = get_algorithm(data["config"]["algorithm"]).label
+    return f"{label} deployed (what predict() plays)" if gated(data) else label
+
+
+def _figure(width: float, height: float) -> Figure:
+    # Without pyplot: no global state, no display.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")
+    return path
+
+
+def _draw_vla(axes: Axes, vla: Evaluation, label: str) -> None:
+    axes.axhline(vla.rate, color="tab:gray", linestyle="--", label=label)
+    axes.axhspan(*vla.interval, color="tab:gray", alpha=0.15, linewidth=0)
+
+
+def _draw_robot_minutes(axes: Axes, data: dict[str, Any], fontsize: int = 9, ticks: int | str = "medium") -> None:
+    """Add an axis above, where the control frequency is known."""
     frequency = data.get("control_frequency")
     if frequency is not None:
         a_minute = 60.0 * frequency
         top = axes.secondary_xaxis("top", functions=(lambda x: x / a_minute, lambda x: x * a_minute))
-        top.set_xlabel("robot minutes", fontsize=9)
-    path = run / CURVE
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=120, format="png")
-    return path
+        top.set_xlabel("robot minutes", fontsize=fontsize)
+        top.tick_params(labelsize=ticks)

@@ -15,7 +15,7 @@ from rlt_gym.cluster.connection import ClusterError, connected
 from rlt_gym.vla.base import VLAUnavailableError
 from rlt_sb3.common.errors import RunError
 from rlt_sb3.common.fingerprint import check_run
-from rlt_sb3.evaluation.compare import Comparison, compare
+from rlt_sb3.evaluation.compare import Comparison, compare, describe_tasks_below
 from rlt_sb3.evaluation.evaluate import check_n_states
 from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.algorithms import algorithm_names, get_algorithm
@@ -296,6 +296,8 @@ def summary(data: dict[str, Any]) -> str:
             f"paired on the same {data['vla']['n']} held-out initial states: {c['fixed']} fixed, {c['broken']} broken, "
             f"{c['both']} both, {c['neither']} neither; McNemar p = {c['p_value']:.2g}"
         )
+        vla, best = (Evaluation.from_dict(data[key]) for key in ("vla", data["config"]["algorithm"]))
+        lines += filter(None, [describe_tasks_below(vla, best)])
     lowest = lowest_point(data)
     if lowest:
         lines.append(f"lowest point of the practicing actor, selection states: {lowest}")

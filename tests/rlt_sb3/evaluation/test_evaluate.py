@@ -12,7 +12,7 @@ from toy_env import ROBOT, ToyVectorEnv
 
 from rlt_sb3.common.errors import RunError
 from rlt_sb3.common.stats import mcnemar_p, wilson_interval
-from rlt_sb3.evaluation.compare import compare
+from rlt_sb3.evaluation.compare import compare, describe_tasks_below, tasks_below
 from rlt_sb3.evaluation.evaluate import as_policy, evaluate
 from rlt_sb3.evaluation.results import Evaluation, StateResult, csv_rows
 
@@ -74,6 +74,22 @@ def test_pairs_are_found_by_state_and_task():
     comparison = compare(first, second)
     assert (comparison.fixed, comparison.broken, comparison.both, comparison.neither) == (2, 1, 1, 0)
     assert compare(second, first).fixed == 1
+
+
+def test_tasks_below_the_interval():
+    """Half of 20 states solved: Wilson's lower bound is 29.9 %, so that six solved states are not below it."""
+
+    def outcome(name, **solved):
+        tasks = {int(task[1:]): count for task, count in solved.items()}
+        states = [(task, i, i < count) for task, count in tasks.items() for i in range(20)]
+        return Evaluation(name, "eval", [StateResult(n, *state, 5, 1) for n, state in enumerate(states)])
+
+    vla = outcome("frozen VLA", t3=10, t5=10, t8=0, t9=20)
+    assert tasks_below(vla, outcome("RLT", t3=5, t5=6, t8=0, t9=16)) == [3, 9]
+    said = "RLT is below the frozen VLA's 95 % interval in"
+    assert describe_tasks_below(vla, outcome("RLT", t3=5, t5=6, t8=0, t9=16)) == f"{said} 2 of 4 tasks (task 3, task 9)"
+    assert describe_tasks_below(vla, outcome("RLT", t3=6, t5=20, t8=1, t9=20)) == f"{said} 0 of 4 tasks"
+    assert describe_tasks_below(outcome("frozen VLA", t3=10), outcome("RLT", t3=0)) is None
 
 
 def test_a_model_is_asked_deterministically():
