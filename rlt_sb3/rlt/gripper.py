@@ -6,7 +6,6 @@ is reversed for whole chunks, in a few chunks with noise, and the actor is pulle
 critics prefer it. HIL-SERL (arXiv 2410.21845) treats the gripper as a discrete action for the same reason.
 """
 
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -68,10 +67,9 @@ class GripperTrial:
 
     Where the VLA's gripper is right, a reversed chunk loses the episode, and critics that were never shown an open
     gripper around an object prefer it by mistake. So the correction is not used before there is evidence for it. A
-    randomized trial gives it: in :attr:`SHARE` of the episodes with noise some chunks are reversed. Once these succeed
-    more often than the others, by Fisher's exact test at :attr:`LEVEL` on the last :attr:`WINDOW` episodes, the
-    correction is used to the end. Until then no episode is stored from its first reversed chunk on: a few rows in which
-    the gripper loses everything keep critics from learning what the small corrections are worth.
+    randomized trial gives it: in :attr:`SHARE` of the first :attr:`EPISODES` episodes with noise some chunks are
+    reversed. Once these succeed more often than the others, by Fisher's exact test at :attr:`LEVEL`, the correction is
+    used to the end. If they have not after that many episodes, nothing is reversed any more.
 
     :param flip: "auto" holds the trial; a number: the probability for each chunk with noise, and no trial
     """
@@ -79,19 +77,19 @@ class GripperTrial:
     #: share of the episodes with noise in which chunks are reversed, and the probability for each of their chunks
     SHARE, RATE = 0.25, 0.04
     #: episodes that are compared, and the level at which those with reversed chunks have to be better
-    WINDOW, LEVEL = 100, 0.02
+    EPISODES, LEVEL = 60, 0.02
     #: probability for each chunk with noise once the trial has succeeded
     FLIP = 0.02
 
     def __init__(self, flip: float | str):
         self.flip = 0.0 if isinstance(flip, str) else float(flip)
         self.trying = isinstance(flip, str)
-        self.ended: deque[tuple[bool, bool]] = deque(maxlen=self.WINDOW)  # whether chunks were reversed, success
+        self.ended: list[tuple[bool, bool]] = []  # whether the episode was drawn for reversed chunks, success
         self.restart(1)
 
     @property
     def corrects(self) -> bool:
-        """Whether the pull is reversed where critics prefer it."""
+        """Whether the gripper is reversed where critics prefer it."""
         return self.flip > 0.0
 
     def restart(self, n_envs: int) -> None:
@@ -103,7 +101,7 @@ class GripperTrial:
         self.fresh = np.ones(n_envs, dtype=bool)  # whether the next chunk is the first one of its episode
         self.counts = np.zeros(n_envs, dtype=bool)  # whether the running episode is one of those that are compared
         self.drawn = np.zeros(n_envs, dtype=bool)  # whether it is one in which chunks are reversed
-        self.reversed = np.zeros(n_envs, dtype=bool)  # whether one was reversed already
+        self.reversed = np.zeros(n_envs, dtype=bool)  # whether one was reversed already in the trial
 
     def reverse(self, chunks: np.ndarray, gripper: int, noisy: np.ndarray) -> None:
         """
@@ -113,36 +111,36 @@ class GripperTrial:
         :param gripper: place of the command in an action
         :param noisy: which environments play with noise, bool (n_envs,)
         """
+        if not (self.trying or self.corrects):
+            return
         n_envs = len(chunks)
         rate = np.full(n_envs, self.flip)
         if self.trying:
             self.counts[self.fresh] = noisy[self.fresh]
             self.drawn[self.fresh] = (np.random.random(n_envs) < self.SHARE)[self.fresh]
             rate = np.where(self.counts & self.drawn, self.RATE, 0.0)
-        if rate.any():
-            chosen = noisy & (np.random.random(n_envs) < rate)
-            reverse_gripper(chunks, gripper, chosen)
-            self.reversed |= chosen
+        chosen = noisy & (np.random.random(n_envs) < rate)
+        reverse_gripper(chunks, gripper, chosen)
+        self.reversed |= chosen & self.trying
 
-    def step(self, outcomes: Sequence[ChunkOutcome], dones: np.ndarray) -> np.ndarray:
+    def step(self, outcomes: Sequence[ChunkOutcome], dones: np.ndarray) -> None:
         """
-        Count one vector step, and end the trial if it has succeeded.
+        Count one vector step of the trial, and end it if it has succeeded or has had its episodes.
 
         :param outcomes: of the chunks just played, one per environment. An episode whose simulator broke or in which
             someone took over does not count
         :param dones: (n_envs,)
-        :return: which of the chunks may be stored, bool (n_envs,)
         """
-        stored = ~self.reversed | (not self.trying)
         self.fresh = np.array(dones, dtype=bool)
         for env, (outcome, done) in enumerate(zip(outcomes, dones, strict=True)):
             self.counts[env] &= not (outcome.broken or outcome.taken_over)
             if done and self.counts[env]:
                 self.ended.append((bool(self.drawn[env]), bool(outcome.success)))
         self.counts[self.fresh] = self.reversed[self.fresh] = False
-        if self.trying and self.fresh.any() and self._succeeded():
+        if self.fresh.any() and self._succeeded():
             self.trying, self.flip = False, self.FLIP
-        return stored
+        elif len(self.ended) >= self.EPISODES:
+            self.trying = False
 
     def _succeeded(self) -> bool:
         drawn = [success for was_drawn, success in self.ended if was_drawn]

@@ -153,6 +153,15 @@ class OffsetSearch:
         """
         return offsets[np.arange(len(offsets)), phase_of(references, self.gripper)][:, None]
 
+    def give_up(self, envs: np.ndarray) -> None:
+        """
+        Take running episodes out of the search: they do not count, and go on with the actor's own offset.
+
+        :param envs: of which environments, bool (n_envs,)
+        """
+        self.tried[envs] = np.nan
+        self.searching[envs] = False
+
     def end(self, dones: np.ndarray) -> None:
         """
         Take notice of the end of episodes.

@@ -295,8 +295,8 @@ class RLTPolicy(TD3Policy):
         paper's actor is a Gaussian of fixed width. 0: the loss judges the actor's own chunk (TD3)
     :param gripper_flip: probability, for each chunk with noise, that the gripper does the opposite of its commands; the
         pull is then towards the opposite where critics prefer it (:func:`~rlt_sb3.rlt.gripper.pull_gripper`). 0.02 is
-        for a VLA that does not let go, or does not grasp. "auto": 0.02 once a trial in some of the episodes has shown
-        that it helps (:class:`~rlt_sb3.rlt.gripper.GripperTrial`). 0: neither
+        for a VLA that does not let go, or does not grasp. "auto": 0.02 once a trial in some of the first episodes has
+        shown that it helps (:class:`~rlt_sb3.rlt.gripper.GripperTrial`). 0: neither
     :param gripper_critic: a critic of the gripper's command alone decides where it is reversed, instead of the pull:
         ``n_critics``, ``net_arch`` and ``margin`` of :class:`~rlt_sb3.rlt.gripper_critic.GripperCritic` (RLT adds its
         place), ``{}`` for its defaults. It learns from chunks that ``gripper_flip`` reverses. None: no such critic
@@ -380,8 +380,8 @@ class RLTPolicy(TD3Policy):
         known = gripper_flip == "auto" or (isinstance(gripper_flip, int | float) and 0.0 <= gripper_flip <= 1.0)
         require("gripper_flip", gripper_flip, known, "'auto' or in [0, 1] (a probability)")
         if gripper_critic is not None:
-            explores = not isinstance(gripper_flip, str) and gripper_flip > 0.0
-            require("gripper_flip", gripper_flip, explores, "a number > 0 with gripper_critic, which learns from it")
+            explores = gripper_flip != 0.0
+            require("gripper_flip", gripper_flip, explores, "'auto' or > 0 with gripper_critic, which learns from it")
             for name, value in (("train_token", train_token), ("train_vla", train_vla)):
                 require(name, value, value is None, "None with gripper_critic")
         require("cuda_graphs", cuda_graphs, isinstance(cuda_graphs, bool), "True or False")

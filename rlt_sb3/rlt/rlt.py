@@ -472,7 +472,9 @@ class RLT(RLTRollouts, TD3):
             stats = [loss, q_values.mean(), spread, targets.mean(), targets.min(), targets.max()]
             stats += [] if training is None else [recon_loss]
         if self.policy.gripper_training is not None:
-            stats.append(self._update_gripper(batch))
+            assert self.gripper_trial is not None
+            learns = self.gripper_trial.trying or self._corrects  # not after a trial in vain
+            stats.append(self._update_gripper(batch) if learns else th.zeros((), device=self.device))
         return th.stack([stat.detach() for stat in stats])
 
     def _update_gripper(self, batch: ChunkBatch) -> th.Tensor:
@@ -485,7 +487,7 @@ class RLT(RLTRollouts, TD3):
                 for observations in (batch.observations, batch.next_observations)
             )
         loss = training.step(batch, features, of_next, self.q_bounds)
-        if not self._warming_up:
+        if self._corrects and not self._warming_up:
             training.activate()
         return loss
 

@@ -111,6 +111,8 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
         if self.gripper is not None:
             assert self.gripper_trial is not None
             self.gripper_trial.reverse(chunk, self.gripper, noisy)
+            if self.search is not None and self.gripper_trial.trying:
+                self.search.give_up(self.gripper_trial.reversed)  # they say nothing about the offset
         return chunk, chunk.copy()
 
     def _with_noise(
@@ -160,7 +162,7 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
     @property
     def _vla_has_offset(self) -> bool:
         """Whether the VLA plays what the actor would play with the offset zero."""
-        return self.search_opens and self.policy.gripper_training is None
+        return self.search_opens and not (self.policy.gripper_training is not None and self._corrects)
 
     def _offsets_without_noise(self) -> np.ndarray:
         """
@@ -232,8 +234,12 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
     @property
     def corrects_gripper(self) -> bool:
         """Whether the pull reverses the gripper where critics prefer it."""
-        by_pull = self.gripper is not None and self.policy.gripper_training is None
-        return by_pull and self.gripper_trial is not None and self.gripper_trial.corrects
+        return self._corrects and self.policy.gripper_training is None
+
+    @property
+    def _corrects(self) -> bool:
+        """Whether the gripper is reversed where that is better, by the pull or by a critic of its own."""
+        return self.gripper is not None and self.gripper_trial is not None and self.gripper_trial.corrects
 
     def end_trajectories(self) -> None:
         """End all trajectories, because the environments are about to be reset from outside."""
@@ -258,11 +264,7 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
         if self.search is not None:
             self._move_offsets(outcomes, dones)
         if self.gripper_trial is not None and self.gripper_trial.trying:
-            stored = self.gripper_trial.step(outcomes, dones)
-            infos = [
-                {**info, "outcome": replace(outcome, stored=bool(keep))}
-                for info, outcome, keep in zip(infos, outcomes, stored, strict=True)
-            ]
+            self.gripper_trial.step(outcomes, dones)
         if self.gripper_trial is not None:
             self.logger.record("rollout/gripper_flip", self.gripper_trial.flip)
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)

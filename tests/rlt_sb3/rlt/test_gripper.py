@@ -5,6 +5,7 @@ import pytest
 import torch as th
 from rlt_models import Numpy, make_model, make_venv, oracle_model, to_numpy
 from scipy.stats import fisher_exact
+from stable_baselines3.common.callbacks import BaseCallback
 
 from rlt_sb3 import RLT
 from rlt_sb3.common.chunk_outcome import ChunkOutcome
@@ -139,7 +140,7 @@ def test_whole_episodes_are_drawn_for_the_trial():
     assert drawn[:300].mean() == pytest.approx(trial.SHARE, abs=0.08)
     assert reversed_chunks[drawn].mean() == pytest.approx(50 * trial.RATE, abs=0.6)
     trial.step([outcome(success=True)] * 400, np.arange(400) % 2 == 0)
-    assert len(trial.ended) == trial.WINDOW and not trial.counts[::2].any() and trial.counts[1:300:2].all()
+    assert len(trial.ended) == 150 and not trial.counts[::2].any() and trial.counts[1:300:2].all()
 
 
 def test_an_episode_that_began_without_noise_is_not_compared():
@@ -161,18 +162,18 @@ def test_an_episode_with_a_broken_simulator_or_a_person_is_not_compared(told):
     assert len(trial.ended) == 1
 
 
-@pytest.mark.parametrize("rates", [(0.1, 0.5), (0.3, 0.1)])
+@pytest.mark.parametrize("rates", [(0.0, 0.4), (0.3, 0.1)])
 def test_the_correction_begins_when_reversed_episodes_succeed_more_often(rates):
     """Against scipy's exact test after each episode; where they succeed less often, it never begins."""
     rng = np.random.default_rng(0)
     np.random.seed(0)
     trial = GripperTrial("auto")
     ended: list[tuple[bool, bool]] = []
-    for _ in range(300):
+    for _ in range(trial.EPISODES):
         trial.reverse(np.zeros((1, 8, 7)), GRIPPER, np.ones(1, dtype=bool))
         drawn = bool(trial.drawn[0])
         success = bool(rng.random() < rates[drawn])
-        ended = [*ended, (drawn, success)][-trial.WINDOW :]
+        ended.append((drawn, success))
         trial.step([outcome(success=success)], np.ones(1, dtype=bool))
         table = [
             [sum(s == wanted and d == kind for d, s in ended) for wanted in (True, False)] for kind in (True, False)
@@ -197,22 +198,56 @@ def test_the_trial_goes_on_in_a_saved_model(tmp_path):
     assert RLT.load(tmp_path / "model.zip").corrects_gripper
 
 
-@pytest.mark.parametrize(("share", "stored"), [(0.0, 60), (1.0, 4)])
-def test_no_episode_of_the_trial_is_stored_from_its_first_reversed_chunk_on(monkeypatch, share, stored):
-    """All chunks of all drawn episodes are reversed, but those of the warm-up and of the episodes that begin in it."""
-    monkeypatch.setattr(GripperTrial, "SHARE", share)
-    monkeypatch.setattr(GripperTrial, "RATE", 1.0)
-    kwargs = {"gripper_flip": "auto"}
-    model = make_model(num_envs=2, venv=make_venv(2, max_episode_steps=4), learning_starts=4, policy_kwargs=kwargs)
-    model.learn(60)
-    assert model.replay_buffer.size() == stored
-    assert len(model.gripper_trial.ended) == 56  # of one chunk each
+@pytest.mark.parametrize(("rates", "least", "most"), [((0.0, 0.4), 0.88, 1.0), ((0.5, 0.5), 0.0, 0.08)])
+def test_how_often_a_trial_finds_a_fault(rates, least, most):
+    """Of success rates without and with reversed chunks: a fault, and no difference, seen after every episode."""
+    rng = np.random.default_rng(0)
+    np.random.seed(0)
+    found = 0
+    for _ in range(200):
+        trial = GripperTrial("auto")
+        while trial.trying:
+            trial.reverse(np.zeros((1, 8, 7)), GRIPPER, np.ones(1, dtype=bool))
+            trial.step([outcome(success=bool(rng.random() < rates[int(trial.drawn[0])]))], np.ones(1, dtype=bool))
+        found += trial.corrects
+    assert least <= found / 200 <= most, found
 
 
-def test_reversed_chunks_are_stored_once_the_trial_has_succeeded():
+def test_a_trial_in_vain_ends():
+    """After its episodes nothing is reversed, although they would be better from then on."""
+    np.random.seed(0)
     trial = GripperTrial("auto")
-    trial.restart(1)
-    trial.drawn[:] = trial.counts[:] = trial.reversed[:] = True
-    assert not trial.step([outcome()], np.zeros(1, dtype=bool))
-    trial.trying = False
-    assert trial.step([outcome()], np.zeros(1, dtype=bool))
+    for number in range(trial.EPISODES + 100):
+        trial.reverse(chunks := np.full((1, 8, 7), 0.5), GRIPPER, np.ones(1, dtype=bool))
+        reversed_chunk = chunks[0, 0, GRIPPER] < 0.0
+        if trial.trying:
+            trial.step([outcome(success=not trial.drawn[0])], np.ones(1, dtype=bool))
+        assert trial.trying == (number + 1 < trial.EPISODES) and not trial.corrects
+        assert number < trial.EPISODES or not reversed_chunk
+    assert len(trial.ended) == trial.EPISODES and any(drawn for drawn, _ in trial.ended)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_reversed_episodes_of_the_trial_say_nothing_about_the_offset(monkeypatch, rate):
+    """All drawn episodes have reversed chunks, or none. They are stored; the search counts those without."""
+    monkeypatch.setattr(GripperTrial, "RATE", rate)
+    settings = {"gripper_flip": "auto", "offset_search": {"opening": 10**6}}
+    model = make_model(
+        num_envs=2, venv=make_venv(2, max_episode_steps=8), learning_starts=4, gate=False, policy_kwargs=settings
+    )
+    seen = []
+
+    class Look(BaseCallback):
+        def _on_step(self):
+            trial, search = model.gripper_trial, model.search
+            seen.extend(zip(trial.drawn & trial.counts, np.isnan(search.tried).all((1, 2)), strict=True))
+            assert (search.searching | trial.reversed | ~trial.counts).all()
+            return True
+
+    model.learn(100, callback=Look())
+    assert model.gripper_trial.trying and model.replay_buffer.size() == 100
+    drawn, given_up = np.array(seen[4:]).T
+    assert 0 < drawn.sum() < len(drawn) and (given_up == (drawn & (rate == 1.0))).all()
+    n_drawn = sum(was_drawn for was_drawn, _ in model.gripper_trial.ended)
+    assert n_drawn > 2
+    assert model.search.counted[0] == len(model.gripper_trial.ended) - (n_drawn if rate == 1.0 else 0)

@@ -8,6 +8,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
 
 from rlt_sb3 import RLT
+from rlt_sb3.rlt.gripper import GripperTrial
 
 GRIPPER = 6
 SETTINGS = {"gripper_flip": 0.02, "gripper_critic": {"n_critics": 3, "net_arch": [16, 16]}}
@@ -129,6 +130,26 @@ def test_the_search_takes_no_episode_of_the_vla_for_one_of_the_actor():
     assert min(seen.values()) > 20
 
 
+def test_it_waits_for_the_trial(monkeypatch):
+    """With ``gripper_flip="auto"`` it learns during the trial, acts if that succeeds, and rests after one in vain."""
+    monkeypatch.setattr(GripperTrial, "EPISODES", 20)
+    model = make_model(**fast(policy_kwargs=SETTINGS | {"gripper_flip": "auto"}, gate=False))
+    trial, critic = model.gripper_trial, model.actor.gripper_critic
+    model.learn(60)
+    assert trial.trying and not critic.active
+    weights = critic.ensemble.weights[0].clone()
+    model.train(2, 16)
+    assert not th.equal(critic.ensemble.weights[0], weights)
+    trial.trying = False
+    weights = critic.ensemble.weights[0].clone()
+    model.train(2, 16)
+    assert th.equal(critic.ensemble.weights[0], weights) and not critic.active
+    trial.flip = 0.02
+    model.train(2, 16)
+    assert not th.equal(critic.ensemble.weights[0], weights)
+    assert critic.active and model.actor_target.gripper_critic.active
+
+
 def test_it_learns_when_to_let_go():
     """A success is worth 1 where z_rl is positive and the gripper does the opposite; the other way round elsewhere."""
     model = make_model(**fast(learning_rate=1e-3, policy_kwargs=SETTINGS, gate=False))
@@ -179,8 +200,7 @@ def test_copies_and_files_have_it(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gripper_critic": {}}, r"gripper_flip must be a number > 0 with gripper_critic"),
-        ({"gripper_critic": {}, "gripper_flip": "auto"}, r"gripper_flip must be a number > 0 with gripper_critic"),
+        ({"gripper_critic": {}}, r"gripper_flip must be 'auto' or > 0 with gripper_critic"),
         (SETTINGS | {"gripper_critic": {"members": 2}}, r"gripper_critic\.members"),
         (SETTINGS | {"gripper_critic": {"n_critics": 0}}, r"gripper_critic\.n_critics must be an integer >= 1, got 0"),
         (SETTINGS | {"gripper_critic": {"margin": -1}}, r"gripper_critic\.margin must be a number >= 0, got -1"),
