@@ -10,7 +10,7 @@ from rlt_sb3.experiment.algorithms import Algorithm, proprio_settings, register_
 
 
 def defaults(n_envs: int, length: int) -> dict:
-    """Settings for this number of environments and of control steps per chunk; --trpo.NAME overrides each."""
+    """Return settings for this number of environments and of control steps per chunk; --trpo.NAME overrides each."""
     return {
         "gamma": 0.99**length,  # one transition is one chunk: this is RLT's discount per control step
         "n_steps": max(2, 240 // n_envs),  # chunks of each environment between two updates
