@@ -206,9 +206,11 @@ def test_how_often_a_trial_finds_a_fault(rates, least, most):
     found = 0
     for _ in range(200):
         trial = GripperTrial("auto")
-        while trial.trying:
+        for _ in range(trial.EPISODES):
             trial.reverse(np.zeros((1, 8, 7)), GRIPPER, np.ones(1, dtype=bool))
             trial.step([outcome(success=bool(rng.random() < rates[int(trial.drawn[0])]))], np.ones(1, dtype=bool))
+            if not trial.trying:
+                break
         found += trial.corrects
     assert least <= found / 200 <= most, found
 
