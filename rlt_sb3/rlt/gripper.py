@@ -92,6 +92,11 @@ class GripperTrial:
         """Whether the gripper is reversed where critics prefer it."""
         return self.flip > 0.0
 
+    @property
+    def reverses(self) -> bool:
+        """Whether chunks are reversed: in the trial, and after one that has succeeded."""
+        return self.trying or self.corrects
+
     def restart(self, n_envs: int) -> None:
         """
         Begin new episodes in all environments; the running ones do not count.
@@ -111,7 +116,7 @@ class GripperTrial:
         :param gripper: place of the command in an action
         :param noisy: which environments play with noise, bool (n_envs,)
         """
-        if not (self.trying or self.corrects):
+        if not self.reverses:
             return
         n_envs = len(chunks)
         rate = np.full(n_envs, self.flip)

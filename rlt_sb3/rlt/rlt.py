@@ -473,7 +473,7 @@ class RLT(RLTRollouts, TD3):
             stats += [] if training is None else [recon_loss]
         if self.policy.gripper_training is not None:
             assert self.gripper_trial is not None
-            learns = self.gripper_trial.trying or self._corrects  # not after a trial in vain
+            learns = self.gripper_trial.reverses  # not after a trial in vain
             stats.append(self._update_gripper(batch) if learns else th.zeros((), device=self.device))
         return th.stack([stat.detach() for stat in stats])
 
