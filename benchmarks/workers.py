@@ -2,6 +2,7 @@
 
     python benchmarks/workers.py --num-envs 4
     python benchmarks/workers.py --envs 1,2,4,8
+    python benchmarks/workers.py --turns 1,3,9 --render fast
 
 CPU seconds of each worker until its environment is built, and until its first observation (the OpenGL context is made
 then); proportional set size (PSS: shared pages are divided among those who share them) after a few chunks. The zygote's
@@ -9,6 +10,9 @@ own cost is paid once.
 
 With ``--envs`` it measures instead the memory of training with these numbers of environments, VLA and learner included:
 host memory (PSS) of the workers, of the zygote and of the training process, and PyTorch's memory on the GPU, if any.
+
+With ``--turns`` it measures what tasks that take turns in one worker cost: CPU seconds per episode of 12 chunks, first
+with simulators that are closed when another task's turn comes, then with ones that keep their GL context.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -125,6 +130,31 @@ def print_training_memory(sizes: list[int], arguments: argparse.Namespace) -> No
     print("\nparameters: " + ", ".join(f"{name} {count:,}" for name, count in counts.items()))
 
 
+def print_turns(tasks: list[int], arguments: argparse.Namespace, rounds: int = 3) -> None:
+    """CPU seconds of this process for an episode of each task, round after round; the first round is not counted."""
+    from rlt_gym.libero.assets import resolve_assets
+    from rlt_gym.libero.worker.backend import LiberoBackend
+
+    os.environ.setdefault("MUJOCO_GL", "osmesa")
+    backend = LiberoBackend(arguments.suite, str(resolve_assets(arguments.assets).path), render=arguments.render)
+    simulators = [backend.make(task) for task in tasks]
+    seconds = {}
+    for kept in (False, True):
+        start = 0.0
+        for turn in range(rounds + 1):
+            if turn == 1:
+                start = time.process_time()
+            for simulator in simulators:
+                simulator.reset("train", turn)
+                for _ in range(12):
+                    simulator.step_chunk(np.zeros((8, 7)), until_success=False)
+                if not kept:
+                    simulator.close()
+        seconds[kept] = (time.process_time() - start) / (rounds * len(tasks))
+    print(f"CPU s per episode of 12 chunks, {len(tasks)} tasks in turn: closed {seconds[False]:.2f}, ", end="")
+    print(f"kept open {seconds[True]:.2f}, closed / kept {seconds[False] / seconds[True]:.2f}")
+
+
 def numbers(text: str) -> list[int]:
     """Of "1,8,32"."""
     return [int(part) for part in text.split(",")]
@@ -135,6 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-envs", type=int, default=4)
     parser.add_argument("--envs", type=numbers, help="memory of training with 1,8,32 environments")
+    parser.add_argument("--turns", type=numbers, help="episodes of tasks 1,3,9 that take turns")
     parser.add_argument("--suite", default="libero_goal")
     parser.add_argument("--task", type=int, default=1)
     parser.add_argument("--assets", default="embedded")
@@ -144,6 +175,9 @@ def main() -> None:
     arguments.render = arguments.render or ("fast" if arguments.envs else "exact")
     if arguments.envs:
         print_training_memory(arguments.envs, arguments)
+        return
+    if arguments.turns:
+        print_turns(arguments.turns, arguments)
         return
     found: dict[str, Any] = {start: measure(start, arguments) for start in ("zygote", "spawn")}
     if arguments.json:

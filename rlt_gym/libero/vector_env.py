@@ -16,8 +16,8 @@ from rlt_gym.libero.worker.perturbations import check_perturbations
 from rlt_gym.workers.backend import backend_settings
 
 RENDER_QUALITIES = ("exact", "fast", "stock")
-#: Bytes to reckon with for each task that a worker keeps.
-_TASK_BYTES = 400 << 20
+#: Bytes to reckon with for each task that a worker keeps: the model, and a GL context with the official meshes.
+_TASK_BYTES = 500 << 20
 
 
 class LiberoVectorEnv(WorkerVectorEnv):

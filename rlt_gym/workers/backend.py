@@ -38,7 +38,11 @@ class ChunkResult:
 
 
 class Simulator(Protocol):
-    """One task's simulator in a worker. Whatever it raises ends the worker's episode, and the worker is replaced."""
+    """
+    One task's simulator in a worker. Whatever it raises ends the worker's episode, and the worker is replaced.
+
+    One with an attribute ``rests_open`` that is true keeps what it holds while simulators of other tasks play.
+    """
 
     def reset(self, split: str, index: int) -> dict[str, np.ndarray]:
         """
@@ -93,7 +97,8 @@ class Simulator(Protocol):
         """
         Free what only one simulator of a process may have at a time (a GL context).
 
-        Called when another task's turn comes; a later :meth:`reset` may use the simulator again.
+        Called when the simulator is dropped, and when another task's turn comes unless it has ``rests_open``; a later
+        :meth:`reset` may use the simulator again.
         """
         ...
 

@@ -70,7 +70,8 @@ class Worker:
             self._simulators[task_id] = self._backend.make(task_id) if inherited is None else inherited
         chosen = self._simulators[task_id]
         if self._current is not None and self._current is not chosen:
-            self._current.close()  # one GL context alive at a time
+            if not getattr(self._current, "rests_open", False):
+                self._current.close()
         self._current = chosen
 
     def build(self, task_id: int) -> None:

@@ -34,6 +34,7 @@ def test_numbers_and_arguments_are_written(tmp_path, name, arguments, shown, num
     ("name", "arguments", "shown"),
     [
         ("buffer", "--rows 300 --dim 8", "SB3 / ours ="),
+        pytest.param(*("workers", "--turns 1,8 --render fast", "closed / kept"), marks=pytest.mark.expensive),
         pytest.param(*("gate", "--runs 5 --num-envs 1", "| "), marks=pytest.mark.expensive),
     ],
 )

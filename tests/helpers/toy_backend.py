@@ -2,6 +2,7 @@
 
 import time
 import weakref
+from typing import ClassVar
 
 import numpy as np
 
@@ -73,3 +74,29 @@ class Counted(Counter):
 class CensusBackend:
     def __init__(self, width):
         self.make = self.warm_up = lambda task_id: Counted(task_id, width)
+
+
+class Closed(Counter):
+    """Says which tasks' simulators were closed in its process, in order."""
+
+    closed: ClassVar[list[int]] = []
+
+    def observe(self):
+        return {**super().observe(), "closed": np.array(self.closed)}
+
+    def close(self):
+        self.closed.append(self.goal)
+
+
+class Resting(Closed):
+    rests_open = True
+
+
+class ClosedBackend:
+    def __init__(self, width):
+        self.make = self.warm_up = lambda task_id: Closed(task_id, width)
+
+
+class RestingBackend:
+    def __init__(self, width):
+        self.make = self.warm_up = lambda task_id: Resting(task_id, width)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import mujoco
 import numpy as np
@@ -24,8 +24,8 @@ class Renderer:
     """
     Draws pictures of a model with one GL context and one scene.
 
-    Use it from one thread. One per process is the safe number, since robosuite's and MuJoCo's contexts do not know of
-    each other. What each quality does:
+    Use all of a process from one thread. Each makes its context current before it draws, if another one has drawn last;
+    a context of somebody else's (robosuite's) would not be noticed. What each quality does:
 
     - ``"stock"`` draws as robosuite does: the simulator's own model, its scene options and multisampling, MuJoCo's
       plain ``mjv_updateScene`` and ``mjr_render``. None of this folder's other modules is imported.
@@ -41,6 +41,9 @@ class Renderer:
     :param quality: ``"exact"``, ``"fast"`` or ``"stock"``.
     """
 
+    #: Whose GL context is current; ``None``: none is, or nobody's here.
+    _current: ClassVar[Renderer | None] = None
+
     def __init__(self, model: mujoco.MjModel, size: int, quality: str = "exact"):
         self.size = size
         self._option = mujoco.MjvOption()
@@ -55,7 +58,7 @@ class Renderer:
         self._room = min(width, height)
         self._data = mujoco.MjData(self._viz)
         self._gl = mujoco.GLContext(width, height)
-        self._gl.make_current()
+        self._make_current()
         self._perturb = mujoco.MjvPerturb()
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
@@ -70,6 +73,11 @@ class Renderer:
             mujoco.mj_camlight(self._viz, self._data)
             self._update_scene()
             self._context, self._culling = shortcuts.culled_context(self._viz, self._scene, self._plain_context)
+
+    def _make_current(self) -> None:
+        if Renderer._current is not self:
+            self._gl.make_current()
+            Renderer._current = self
 
     def show(self, look: Look) -> None:
         """
@@ -101,6 +109,7 @@ class Renderer:
         :param size: Side in pixels; ``None`` for the size given to the constructor.
         :return: uint8 (size, size, 3) in OpenGL's convention, i.e. upside down, as LIBERO gives its pictures.
         """
+        self._make_current()
         side = self.size if size is None else size
         if side > self._room:
             mujoco.mjr_resizeOffscreen(side, side, self._context)
@@ -123,8 +132,9 @@ class Renderer:
     def close(self) -> None:
         """Free the context. Safe to call twice."""
         if self._context is not None:
+            self._make_current()  # what is freed has numbers that other contexts use, too
             if self._culling is not None:
                 self._culling.close()
             self._context.free()
             self._gl.free()
-            self._context = None
+            self._context = Renderer._current = None

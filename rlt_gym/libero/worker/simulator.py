@@ -6,6 +6,7 @@ two of three forward passes a substep, Python controller code, observables and p
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
@@ -110,6 +111,15 @@ class LiberoSimulator:
         self._renderer: Renderer | None = None
         self._image_size, self.render_quality = image_size, render
         self._fresh = False
+
+    @property
+    def rests_open(self) -> bool:
+        """
+        Whether the GL context is kept while another task plays.
+
+        Where a CPU draws, making one takes as long as twenty control steps. A GPU is quick at it and has less memory.
+        """
+        return os.environ.get("MUJOCO_GL") == "osmesa"
 
     @property
     def compiled(self) -> bool:

@@ -121,6 +121,26 @@ def test_simulator_errors_reach_the_owner_with_their_name():
         pool.close()
 
 
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        ("ClosedBackend", [[], [3], [3, 3, 4], [3, 3, 4], [3, 3, 4, 4, 5], [3, 3, 4, 4, 5, 5, 3]]),
+        ("RestingBackend", [[], [], [3], [3], [3, 4], [3, 4, 5]]),
+    ],
+)
+def test_who_is_closed_when_another_tasks_turn_comes(backend, expected):
+    """The one before, unless it rests open; and in any case the one that is dropped, since two may stay."""
+    pool = pool_of("spawn", backend=backend, tasks=[3], resident=2, num_workers=1)
+    try:
+        found = []
+        for task in [3, 4, 5, 5, 3, 4]:
+            answers, _ = pool.ask({0: ("reset", {"task_id": task, "split": "train", "index": 0})})
+            found.append(answers[0][0]["closed"].tolist())
+        assert found == expected
+    finally:
+        pool.close()
+
+
 @pytest.mark.parametrize("resident", [1, 2])
 @pytest.mark.parametrize("start", ["spawn", "zygote"])
 def test_a_worker_keeps_no_more_simulators_than_it_may(start, resident):

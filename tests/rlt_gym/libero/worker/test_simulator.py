@@ -145,3 +145,38 @@ print("same scenes")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "same scenes" in done.stdout, done.stderr[-2000:]
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("render", ["fast", "exact", "stock"])
+def test_simulators_that_rest_with_their_gl_context_draw_what_they_drew_alone(render: str):
+    """Each first draws while no other context is there. In a separate process, as above."""
+    code = f"""
+import numpy as np
+from rlt_gym.libero.assets import resolve_assets
+from rlt_gym.libero.worker.libero_import import prepare_libero
+prepare_libero(resolve_assets("embedded").path)
+from rlt_gym.libero.worker.simulator import LiberoSimulator
+def play(simulator):
+    simulator.reset("train", 0)
+    seen = simulator.step_chunk(np.full((4, 7), 0.3)).observation
+    return seen["agentview"].copy(), seen["wrist"].copy()
+def same(simulator, alone):
+    return all(np.array_equal(*pair) for pair in zip(play(simulator), alone))
+simulators = [LiberoSimulator("libero_goal", task_id, 64, {render!r}) for task_id in (1, 3, 9)]
+alone = []
+for simulator in simulators:
+    alone.append(play(simulator))
+    simulator.close()
+assert not any(np.array_equal(picture, alone[0][0]) for picture in (alone[1][0], alone[2][0]))
+for turn in range(2):
+    assert all(same(*pair) for pair in zip(simulators, alone)), turn
+# the objects of a closed context are not the others'
+simulators[0].close()
+assert all(same(*pair) for pair in reversed(list(zip(simulators, alone))))
+for simulator in simulators:
+    simulator.close()
+print("same pictures")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "same pictures" in done.stdout, done.stderr[-2000:]
