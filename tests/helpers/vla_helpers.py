@@ -8,7 +8,7 @@ from rlt_gym.data.libero_hdf5 import DemoWriter
 from rlt_gym.vla.mini.model import MiniVLA, MiniVLAConfig, MiniVLANet
 
 #: names of the VLAs whose weights are in the package
-SHIPPED_VLAS = ["mini", "mini-10", "mini-goal", "mini-object", "mini-slow", "mini-spatial"]
+SHIPPED_VLAS = ["mini", "mini-10", "mini-goal", "mini-object", "mini-slow", "mini-spatial", "mini-spatial-ten"]
 TINY = MiniVLAConfig(horizon=4, width=32, layers=1, heads=2, mlp_ratio=2, stem=(8, 8, 16), image_size=32)
 
 

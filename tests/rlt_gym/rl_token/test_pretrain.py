@@ -173,6 +173,7 @@ def test_the_default_width_lets_the_token_use_all_its_numbers(config):
         ("mini-object", "0f2df43b0dad5231"),
         ("mini-slow", "ad03b08288ea5970"),
         ("mini-spatial", "02cc5fa6063ce827"),
+        ("mini-spatial-ten", "e4c3909b79e4a69c"),
     ],
 )
 def test_the_shipped_tokens_are_what_they_were(name, start):
