@@ -151,6 +151,9 @@ def print_turns(tasks: list[int], arguments: argparse.Namespace, rounds: int = 3
                 if not kept:
                     simulator.close()
         seconds[kept] = (time.process_time() - start) / (rounds * len(tasks))
+    if arguments.json:
+        print(json.dumps({"closed": seconds[False], "kept": seconds[True]}))
+        return
     print(f"CPU s per episode of 12 chunks, {len(tasks)} tasks in turn: closed {seconds[False]:.2f}, ", end="")
     print(f"kept open {seconds[True]:.2f}, closed / kept {seconds[False] / seconds[True]:.2f}")
 

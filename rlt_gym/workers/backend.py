@@ -41,7 +41,7 @@ class Simulator(Protocol):
     """
     One task's simulator in a worker. Whatever it raises ends the worker's episode, and the worker is replaced.
 
-    One with an attribute ``rests_open`` that is true keeps what it holds while simulators of other tasks play.
+    It may have an attribute ``rests_open``. If this is true, it is not closed while simulators of other tasks play.
     """
 
     def reset(self, split: str, index: int) -> dict[str, np.ndarray]:

@@ -69,9 +69,9 @@ class Worker:
             inherited = self._inherited.pop(task_id, None)
             self._simulators[task_id] = self._backend.make(task_id) if inherited is None else inherited
         chosen = self._simulators[task_id]
-        if self._current is not None and self._current is not chosen:
-            if not getattr(self._current, "rests_open", False):
-                self._current.close()
+        leaves = self._current is not None and self._current is not chosen
+        if leaves and not getattr(self._current, "rests_open", False):
+            self._current.close()
         self._current = chosen
 
     def build(self, task_id: int) -> None:

@@ -44,8 +44,10 @@ class Counter:
 
 
 class CounterBackend:
+    simulator = Counter
+
     def __init__(self, width):
-        self.make = self.warm_up = lambda task_id: Counter(task_id, width)
+        self.make = self.warm_up = lambda task_id: self.simulator(task_id, width)
 
 
 class SlowCounterBackend(CounterBackend):
@@ -71,9 +73,8 @@ class Counted(Counter):
         return {**super().observe(), "census": np.array([played, len(EVERYONE) - played])}
 
 
-class CensusBackend:
-    def __init__(self, width):
-        self.make = self.warm_up = lambda task_id: Counted(task_id, width)
+class CensusBackend(CounterBackend):
+    simulator = Counted
 
 
 class Closed(Counter):
@@ -92,11 +93,9 @@ class Resting(Closed):
     rests_open = True
 
 
-class ClosedBackend:
-    def __init__(self, width):
-        self.make = self.warm_up = lambda task_id: Closed(task_id, width)
+class ClosedBackend(CounterBackend):
+    simulator = Closed
 
 
-class RestingBackend:
-    def __init__(self, width):
-        self.make = self.warm_up = lambda task_id: Resting(task_id, width)
+class RestingBackend(CounterBackend):
+    simulator = Resting

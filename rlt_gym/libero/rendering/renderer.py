@@ -24,8 +24,9 @@ class Renderer:
     """
     Draws pictures of a model with one GL context and one scene.
 
-    Use all of a process from one thread. Each makes its context current before it draws, if another one has drawn last;
-    a context of somebody else's (robosuite's) would not be noticed. What each quality does:
+    Use the renderers of a process from one thread. A renderer makes its context current before it draws, unless it was
+    the last one that drew. It does not notice a context that other code (robosuite's) has made current. What each
+    quality does:
 
     - ``"stock"`` draws as robosuite does: the simulator's own model, its scene options and multisampling, MuJoCo's
       plain ``mjv_updateScene`` and ``mjr_render``. None of this folder's other modules is imported.
@@ -41,7 +42,7 @@ class Renderer:
     :param quality: ``"exact"``, ``"fast"`` or ``"stock"``.
     """
 
-    #: Whose GL context is current; ``None``: none is, or nobody's here.
+    #: The renderer whose GL context is current; ``None``: no renderer's is.
     _current: ClassVar[Renderer | None] = None
 
     def __init__(self, model: mujoco.MjModel, size: int, quality: str = "exact"):
@@ -132,7 +133,7 @@ class Renderer:
     def close(self) -> None:
         """Free the context. Safe to call twice."""
         if self._context is not None:
-            self._make_current()  # what is freed has numbers that other contexts use, too
+            self._make_current()  # other contexts have objects with the same numbers
             if self._culling is not None:
                 self._culling.close()
             self._context.free()

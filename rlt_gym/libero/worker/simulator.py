@@ -117,7 +117,8 @@ class LiberoSimulator:
         """
         Whether the GL context is kept while another task plays.
 
-        Where a CPU draws, making one takes as long as twenty control steps. A GPU is quick at it and has less memory.
+        Where a CPU draws, making one takes as long as 40 control steps. On a GPU the contexts of all tasks would share
+        its memory; what they cost there was not measured.
         """
         return os.environ.get("MUJOCO_GL") == "osmesa"
 

@@ -51,8 +51,7 @@ def test_one_line_is_enough(capsys):
     from rlt_sb3.cli.main import main
 
     assert main(["list"]) == 0
-    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    assert ["toy", "pulls the hand to the origin"] in lines
+    assert "  toy               pulls the hand to the origin" in capsys.readouterr().out.splitlines()
     shipped = ", ".join(map(repr, SHIPPED_VLAS))
     with pytest.raises(ValueError, match=rf"Unknown VLA 'tyo': allowed are .*{shipped},.* 'toy',"):
         load_vla("tyo")
