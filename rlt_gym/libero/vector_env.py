@@ -12,7 +12,7 @@ from rlt_gym.core.worker_vector_env import WorkerVectorEnv
 from rlt_gym.libero.assets import resolve_assets
 from rlt_gym.libero.robot import PANDA
 from rlt_gym.libero.suites.tasks import SUITE_HORIZONS, TRAIN_HORIZONS, episode_seed, get_tasks
-from rlt_gym.libero.worker.perturbations import check_perturbations
+from rlt_gym.libero.worker.perturbations import check_perturbations, perturbation_values
 from rlt_gym.workers.backend import backend_settings
 
 RENDER_QUALITIES = ("exact", "fast", "stock")
@@ -65,8 +65,10 @@ class LiberoVectorEnv(WorkerVectorEnv):
     :param compiled: Whether control steps run through the compiled loop or through robosuite's own, which gives the
         same states some four times slower, to find the cause of a wrong state.
     :param perturbations: Strengths (0 to 2) of what changes from episode to episode in all splits, by kind: ``light``,
-        ``color``, ``camera``, ``friction``, ``placement``, see :mod:`rlt_gym.libero.worker.perturbations`; ``None``:
-        nothing does. ``info["perturbation_seed"]`` has the seed from which an episode's changes follow.
+        ``color``, ``texture``, ``camera``, ``friction``, ``placement``, see
+        :mod:`rlt_gym.libero.worker.perturbations`; ``None``: nothing does. ``info["perturbation_seed"]`` has the seed
+        from which an episode's changes follow, ``info["perturbations"]`` has those that
+        :func:`~rlt_gym.libero.worker.perturbations.perturbation_values` names.
     :param worker_options: ``worker_start``, ``worker_python``, ``worker_timeout``, ``build_timeout``,
         ``max_restarts`` and ``resident_tasks`` (``None``: up to 10, as memory allows), see
         :class:`~rlt_gym.workers.options.WorkerOptions`.
@@ -149,5 +151,7 @@ class LiberoVectorEnv(WorkerVectorEnv):
         info = super()._info(env, played, restarted)
         if self.metadata["perturbations"]:
             task: Any = self.task(env)
-            info["perturbation_seed"] = episode_seed(task, self.init_states, self._episode(env).init_index)
+            seed = episode_seed(task, self.init_states, self._episode(env).init_index)
+            info["perturbation_seed"] = seed
+            info["perturbations"] = perturbation_values(self.metadata["perturbations"], seed)
         return info

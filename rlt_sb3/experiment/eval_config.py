@@ -35,7 +35,7 @@ class EvalConfig:
     :param all_checkpoints: of a run: evaluate every checkpoint instead of one model
     :param max_parallel: number of checkpoints evaluated at once, each in a process with its own simulators
     :param perturbations: strengths of what changes from episode to episode, ``{light: 1}``; kinds are light, color,
-        camera, friction and placement. Beside the model of a run, the VLA plays in the same changed scenes
+        texture, camera, friction and placement. Beside the model of a run, the VLA plays in the same changed scenes
     :param shard: "k/n": evaluate on only the k-th of n parts of the states
     :param workers: play in this many parts, each a task on a Ray cluster with its own simulators, and join them
     :param ray: the cluster

@@ -82,14 +82,19 @@ class Renderer:
 
     def show(self, look: Look) -> None:
         """
-        Change brightness and colors of all pictures from now on.
+        Change brightness, colors and textures of all pictures from now on.
 
-        :param look: Factors of those of the model that the renderer was made of.
+        :param look: Factors of those of the model that the renderer was made of; textures that replace its own.
         """
         for name, factors in (("light_diffuse", look.lights[:, None]), ("light_specular", look.lights[:, None]),
                               ("mat_rgba", look.materials), ("geom_rgba", look.geoms)):  # fmt: skip
             colors = self._colors.setdefault(name, getattr(self._viz, name).copy())
             getattr(self._viz, name)[:, :3] = np.clip(colors[:, :3] * factors, 0.0, 1.0)
+        self._make_current()
+        for number, texture in look.textures.items():
+            first = self._viz.tex_adr[number]
+            self._viz.tex_data[first : first + texture.size] = texture
+            mujoco.mjr_uploadTexture(self._viz, self._context, number)
 
     def _plain_context(self) -> mujoco.MjrContext:
         context = mujoco.MjrContext(self._viz, mujoco.mjtFontScale.mjFONTSCALE_150)

@@ -1,4 +1,4 @@
-"""Changes of a scene from episode to episode: lights, colors, camera, friction, where objects lie.
+"""Changes of a scene from episode to episode: lights, colors, textures, camera, friction, where objects lie.
 
 They train policies for, and test them on, scenes that the VLA was not trained on (as LIBERO-plus does in kind). What is
 drawn follows from the episode's seed and the kind alone: the same episode looks the same in every process, for every
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 KINDS = {
     "light": "each light up to 50 % brighter or darker, and moved by up to 0.5 m along each axis",
     "color": "red, green and blue of each material or body up to 25 % stronger or weaker",
+    "texture": "each texture of the room, the table and fixtures becomes by 25 % a mosaic of random colors",
     "camera": "the agentview camera moved by up to 5 cm along, and turned by up to 3 degrees about, each axis",
     "friction": "sliding friction of all contacts multiplied by a factor from 0.5 to 2",
     "placement": "each object that can move displaced by up to 2 cm along x and y",
@@ -31,6 +32,8 @@ KINDS = {
 STRONGEST = 2.0
 #: The camera that is moved; the other one is fixed to the hand.
 _CAMERA = "agentview"
+#: Tiles of a mosaic along each side of a texture.
+_TILES = 8
 
 
 def check_perturbations(given: Mapping[str, Any] | None) -> dict[str, float]:
@@ -80,6 +83,38 @@ def friction_factor(strength: float, seed: int) -> float:
     return float(2.0 ** drawn("friction", strength, seed, 1)[0])
 
 
+def perturbation_values(strengths: Mapping[str, float], seed: int) -> dict[str, Any]:
+    """
+    Compute those changes of an episode that are a few numbers in all scenes.
+
+    :param strengths: Of :func:`check_perturbations`.
+    :param seed: Seed of the episode.
+    :return: By kind. ``"light"``: factors of the brightness of the first two lights (2,). ``"camera"``: displacement
+        along x, y, z in meters, then rotation vector in degrees (6,). ``"friction"``: factor.
+    """
+    values: dict[str, Any] = {}
+    for kind, strength in strengths.items():
+        if kind == "light":  # each of LIBERO's scenes has at least two
+            values[kind] = _light(strength, seed, 2)[0]
+        elif kind == "camera":
+            values[kind] = np.concatenate(_camera(strength, seed))
+        elif kind == "friction":
+            values[kind] = friction_factor(strength, seed)
+    return values
+
+
+def _light(strength: float, seed: int, lights: int) -> tuple[np.ndarray, np.ndarray]:
+    """Factors of brightness (lights,), displacements in meters (lights, 3)."""
+    numbers = 0.5 * drawn("light", strength, seed, lights, 4)
+    return 1.0 + numbers[:, 0], numbers[:, 1:]
+
+
+def _camera(strength: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Displacement in meters (3,), rotation vector in degrees (3,)."""
+    numbers = drawn("camera", strength, seed, 2, 3)
+    return 0.05 * numbers[0], 3.0 * numbers[1]
+
+
 class Perturbations:
     """
     Changes one simulator's model at the start of each episode.
@@ -94,6 +129,7 @@ class Perturbations:
         self._original = {
             name: getattr(model, name).copy() for name in ("light_pos", "cam_pos", "cam_quat", "geom_friction")
         }
+        self._textures = _textures_at_rest(model) if "texture" in self._strengths else {}
 
     def apply(self, seed: int) -> Look:
         """
@@ -106,18 +142,21 @@ class Perturbations:
         look = Look(np.ones(model.nlight), np.ones((model.nmat, 3)), np.ones((model.ngeom, 3)))
         for kind, strength in self._strengths.items():
             if kind == "light":
-                numbers = drawn(kind, strength, seed, model.nlight, 4)
-                look.lights = 1.0 + 0.5 * numbers[:, 0]
-                model.light_pos[:] = original["light_pos"] + 0.5 * numbers[:, 1:]
+                look.lights, moved = _light(strength, seed, model.nlight)
+                model.light_pos[:] = original["light_pos"] + moved
             elif kind == "color":
                 numbers = 1.0 + 0.25 * drawn(kind, strength, seed, model.nmat + model.nbody, 3)
                 look.materials = numbers[: model.nmat]
                 plain = model.geom_matid < 0
                 look.geoms[plain] = numbers[model.nmat + model.geom_bodyid[plain]]
+            elif kind == "texture":
+                mosaics = 0.5 + 0.5 * drawn(kind, 1.0, seed, model.ntex, _TILES, _TILES, 3)
+                for number, picture in self._textures.items():
+                    look.textures[number] = _blend(picture, 255.0 * mosaics[number], 0.25 * strength)
             elif kind == "camera":
-                numbers = drawn(kind, strength, seed, 2, 3)
-                model.cam_pos[self._camera] = original["cam_pos"][self._camera] + 0.05 * numbers[0]
-                turn = _quaternion(np.deg2rad(3.0) * numbers[1])
+                moved, turned = _camera(strength, seed)
+                model.cam_pos[self._camera] = original["cam_pos"][self._camera] + moved
+                turn = _quaternion(np.deg2rad(turned))
                 model.cam_quat[self._camera] = _product(original["cam_quat"][self._camera], turn)
             elif kind == "friction":
                 model.geom_friction[:, 0] = original["geom_friction"][:, 0] * friction_factor(strength, seed)
@@ -132,6 +171,27 @@ class Perturbations:
         :return: Meters (objects, 2), along x and y.
         """
         return 0.02 * drawn("placement", self._strengths.get("placement", 0.0), seed, objects, 2)
+
+
+def _textures_at_rest(model: mujoco.MjModel) -> dict[int, np.ndarray]:
+    """Copy the textures of what is fixed to the world, uint8 (height, width, channels), by their number."""
+    fixed = (model.body_weldid[model.geom_bodyid] == 0) & (model.geom_matid >= 0)
+    numbers = {int(number) for number in model.mat_texid[model.geom_matid[fixed]].flat if number >= 0}
+    found = {}
+    for number in sorted(numbers):
+        shape = model.tex_height[number], model.tex_width[number], model.tex_nchannel[number]
+        first = model.tex_adr[number]
+        found[number] = model.tex_data[first : first + np.prod(shape)].reshape(shape).copy()
+    return found
+
+
+def _blend(picture: np.ndarray, mosaic: np.ndarray, weight: float) -> np.ndarray:
+    """Put a mosaic of colors (tiles, tiles, 3) over a picture; return all bytes of the new one."""
+    rows, columns = (np.arange(side) * len(mosaic) // side for side in picture.shape[:2])
+    out = picture.copy()
+    tiles = (weight * mosaic).astype(np.uint8)[rows][:, columns]
+    out[..., :3] = ((1.0 - weight) * np.arange(256)).astype(np.uint8)[picture[..., :3]] + tiles
+    return out.ravel()
 
 
 def _quaternion(rotation: np.ndarray) -> np.ndarray:

@@ -241,7 +241,10 @@ def test_the_worker_settles_as_the_protocols_say():
         (["--shard", "0/2"], "shard must be k/n with 1 <= k <= n"),
         (["--suites", "libero_goal", "--tasks", "1", "--episodes", "1", "--shard", "2/2"], "has no initial state"),
         (["--vla_kwargs.hue", "red"], "cannot be made with vla_kwargs"),
-        (["--perturbations", "{hue: 1}"], "perturbations must have keys of light, color, camera, friction, placement"),
+        (
+            ["--perturbations", "{hue: 1}"],
+            "perturbations must have keys of light, color, texture, camera, friction, placement",
+        ),
         (["--perturbations", "{light: 3}"], "perturbations['light'] must be a number from 0 to 2, got 3"),
         (["--assets", "nowhere"], "assets='nowhere' is no folder"),
         (["runs/demo"], "Give one of a run (rlt eval RUN), --vla NAME and --merge FILES, got run and vla."),
