@@ -161,8 +161,9 @@ def train_shortened(config, out):
     env, kwargs = config.env, dict(config.env.kwargs)
     of_buffer = config.settings.get("replay_buffer_kwargs", {})
     demonstrations = of_buffer.pop("offline_data", None)  # each task has a file of its own
-    # who takes over needs a simulator: here only name and arguments are checked
-    check_hook("intervention", kwargs.pop("intervention", None), kwargs.pop("intervention_kwargs", None), 3)
+    # hooks need a simulator: here only their names and arguments are checked
+    for hook, arguments in (("intervention", 3), ("critical_phase", 1)):
+        check_hook(hook, kwargs.pop(hook, None), kwargs.pop(f"{hook}_kwargs", None), arguments)
     config.env = EnvConfig(id="FakeRLToken-v0", num_envs=env.num_envs, chunk_length=env.chunk_length, kwargs=kwargs)
     config.out = str(out)
     config.progress = False
