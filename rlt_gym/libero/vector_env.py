@@ -67,8 +67,8 @@ class LiberoVectorEnv(WorkerVectorEnv):
     :param perturbations: Strengths (0 to 2) of what changes from episode to episode in all splits, by kind: ``light``,
         ``color``, ``texture``, ``camera``, ``friction``, ``placement``, see
         :mod:`rlt_gym.libero.worker.perturbations`; ``None``: nothing does. ``info["perturbation_seed"]`` has the seed
-        from which an episode's changes follow, ``info["perturbations"]`` has those that
-        :func:`~rlt_gym.libero.worker.perturbations.perturbation_values` names.
+        from which an episode's changes follow, ``info["perturbation_friction"]`` and others have the values of
+        :func:`~rlt_gym.libero.worker.perturbations.perturbation_values`.
     :param worker_options: ``worker_start``, ``worker_python``, ``worker_timeout``, ``build_timeout``,
         ``max_restarts`` and ``resident_tasks`` (``None``: up to 10, as memory allows), see
         :class:`~rlt_gym.workers.options.WorkerOptions`.
@@ -153,5 +153,6 @@ class LiberoVectorEnv(WorkerVectorEnv):
             task: Any = self.task(env)
             seed = episode_seed(task, self.init_states, self._episode(env).init_index)
             info["perturbation_seed"] = seed
-            info["perturbations"] = perturbation_values(self.metadata["perturbations"], seed)
+            for kind, value in perturbation_values(self.metadata["perturbations"], seed).items():
+                info[f"perturbation_{kind}"] = value
         return info

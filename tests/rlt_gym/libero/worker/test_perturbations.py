@@ -148,10 +148,11 @@ def test_environments_play_the_same_changes_and_name_their_seed():
             num_envs, "libero_goal", [1], assets="embedded", render="fast", image_size=64, perturbations=ALL, seed=3
         )
         obs, infos = env.reset(options={"init_states": "eval"})
-        seed, values = int(infos["perturbation_seed"][-1]), infos["perturbations"]
+        seed = int(infos["perturbation_seed"][-1])
         found.append((obs["agentview"][-1], seed))
-        assert values["friction"].shape == (num_envs,) and values["camera"].shape == (num_envs, 6)
-        assert values["friction"][-1] == friction_factor(1.0, seed)
+        assert infos["perturbation_light"].shape == (num_envs, 2)
+        assert infos["perturbation_camera"].shape == (num_envs, 6)
+        assert infos["perturbation_friction"][-1] == friction_factor(1.0, seed)
         assert env.metadata["perturbations"] == ALL
         env.close()
     assert (found[0][0] == found[1][0]).all() and found[0][1] == found[1][1]
