@@ -162,8 +162,8 @@ def train_shortened(config, out):
     of_buffer = config.settings.get("replay_buffer_kwargs", {})
     demonstrations = of_buffer.pop("offline_data", None)  # each task has a file of its own
     # hooks need a simulator: here only their names and arguments are checked
-    for hook, arguments in (("intervention", 3), ("critical_phase", 1)):
-        check_hook(hook, kwargs.pop(hook, None), kwargs.pop(f"{hook}_kwargs", None), arguments)
+    for hook, *rules in (("intervention", 3), ("critical_phase", 1, False)):  # as of WorkerVectorEnv
+        check_hook(hook, kwargs.pop(hook, None), kwargs.pop(f"{hook}_kwargs", None), *rules)
     config.env = EnvConfig(id="FakeRLToken-v0", num_envs=env.num_envs, chunk_length=env.chunk_length, kwargs=kwargs)
     config.out = str(out)
     config.progress = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -98,17 +97,16 @@ def play_episodes(
         for index in range(env.num_envs):
             chunks[index] += 1
         for index in np.flatnonzero(terminations | truncations).tolist():
-            final: dict[str, Any] = {key: value[index] for key, value in infos["final_info"].items()}
+            final = infos["final_info"]
             film, films[index] = films[index], []
             played, chunks[index] = chunks[index], 0
-            if final["worker_restarted"]:
+            if final["worker_restarted"][index]:
                 continue
-            state = (int(final["task_id"]), int(final["init_index"]))
+            state = (int(final["task_id"][index]), int(final["init_index"][index]))
             if state not in left:
                 raise ValueError(f"The environment plays {state}, which is none of the episodes that it was given.")
             left.remove(state)
             if frames:
                 film.append(upright(infos["final_obs"][index][camera]))
-            yield PlayedEpisode(
-                *state, str(final["instruction"]), bool(final["is_success"]), int(final["episode_steps"]), played, film
-            )
+            success, steps = bool(final["is_success"][index]), int(final["episode_steps"][index])
+            yield PlayedEpisode(*state, str(final["instruction"][index]), success, steps, played, film)
