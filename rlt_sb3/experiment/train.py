@@ -196,8 +196,9 @@ def _phases(run: Run, checkpoint: Checkpoint | None) -> TrainResult:
     final = run.evaluate(player, "eval", label, run.filmed)
     comparison = compare(vla, final)
     run.store(**{config.algorithm: final.to_dict(), "comparison": asdict(comparison)})
-    if run.filmed and not vla.frames:  # a resumed run: the same films again
-        vla.frames = run.evaluate("vla", "eval", NAME, run.filmed, n_states=run.filmed).frames
+    if run.filmed and not vla.frames:  # its outcomes are from a file, which has no films
+        again = run.evaluate("vla", "eval", NAME, run.filmed, n_states=run.filmed)
+        vla.frames, vla.fps = again.frames, again.fps
     run.store(videos=run.files.write_videos(vla, final) if run.filmed else None)
     return TrainResult(run.files.path, vla, final, comparison, training.selection.points)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import imageio.v2 as iio
 import pytest
 import toy_env
 from run_helpers import same, small, without_clocks
@@ -57,10 +58,12 @@ def test_a_run_that_takes_them_is_the_one_that_plays_it(tmp_path, played):
     data = read_evaluations(without.run)
     assert data["vla_selection"] == read_evaluations(first)["vla_selection"]
     assert data["config"]["evaluation"]["vla_of"] == str(first)
-    # its own outcomes are of use to a third one; the states that are filmed are played
+    # its own outcomes are of use to a third one; the states that are filmed are played, and shown at the same speed
     third = replace(EVALUATION, n_states=5, videos=True, record_states=2, vla_of=str(without.run))
     result = train(small(tmp_path, name="third", evaluation=third))
     assert played == [("eval", 2)] and (result.run / "before.mp4").exists()
+    films = [iio.get_reader(result.run / f"{name}.mp4") for name in ("before", "after")]
+    assert [film.get_meta_data()["fps"] for film in films] == [20, 20]
 
 
 def test_outcomes_that_do_not_fit_start_nothing(tmp_path, monkeypatch):
