@@ -58,6 +58,14 @@ class RemoteEnv:
         """
         return self._env.step(np.array(actions))  # Ray's own arrays cannot be written to
 
+    def set_task_weights(self, weights: Sequence[int]) -> None:
+        """
+        Let some tasks have more training episodes than others.
+
+        :param weights: As the environment takes them.
+        """
+        self._env.unwrapped.set_task_weights(weights)
+
     def film(self, envs: Sequence[int]) -> None:
         """
         Draw environments also inside the next chunks.

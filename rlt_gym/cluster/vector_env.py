@@ -228,6 +228,8 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
         def begin() -> None:
             if self._filmed:
                 self._film(worker)
+            if len(set(self.sequence.task_weights)) > 1:
+                self._weigh_tasks(worker)
             reference = self._workers.call(worker, "reset", *self._start_of(worker))
             self._obs[worker], self._infos[worker] = self._workers.answer(worker, reference)
 
@@ -261,6 +263,21 @@ class RayVectorEnv(MemberAccess, StepGuard, VectorEnv):
         return self._infos[worker]
 
     # ------------------------------------------------------------------ others
+
+    def set_task_weights(self, weights: Sequence[int]) -> None:
+        """
+        Let some tasks have more training episodes than others, as on one machine.
+
+        :param weights: See :meth:`rlt_gym.core.chunk_vector_env.ChunkVectorEnv.set_task_weights`.
+        :raises ValueError: See there.
+        """
+        self.sequence.set_task_weights(weights)
+        for worker in range(self.workers):
+            self._weigh_tasks(worker)
+
+    def _weigh_tasks(self, worker: int) -> None:
+        """Send it without waiting, as a new worker and :meth:`_film` do."""
+        self._workers.call(worker, "set_task_weights", self.sequence.task_weights)
 
     def film(self, envs: Iterable[int] = ()) -> None:
         """

@@ -85,7 +85,8 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
     :param autoreset_mode: ``SAME_STEP``; ``NEXT_STEP``; or ``DISABLED`` (``reset(options={"reset_mask": ...})``).
     :param render_mode: ``None`` or ``"rgb_array"``.
     :param obs_stride: Also observe every s control steps inside a chunk, 1 <= s < C; ``None``: only at its end.
-    :param train_episode_steps: Horizon of the training split, at most ``max_episode_steps``; ``None``: the same.
+    :param train_episode_steps: Horizon of the training split, at most ``max_episode_steps``, or a list with one for
+        each task; ``None``: the same.
     :param group_size: How often each training initial state is played, see
         :class:`~rlt_gym.core.episodes.EpisodeSequence`.
     :param hooks: ``intervention`` and ``critical_phase`` for :class:`~rlt_gym.workers.hooks.WorkerHooks`, or ``None``.
@@ -110,7 +111,7 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
         render_mode: str | None = None,
         obs_stride: int | None = None,
-        train_episode_steps: int | None = None,
+        train_episode_steps: int | Sequence[int] | None = None,
         group_size: int = 1,
         hooks: dict[str, Any] | None = None,
         sequence: type[EpisodeSequence] = EpisodeSequence,
@@ -127,12 +128,12 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
         #: Control steps inside a chunk at which it is observed, besides its end.
         self._inner_steps = () if obs_stride is None else tuple(range(obs_stride, self.chunk_length, obs_stride))
         self.max_episode_steps = checked_int("max_episode_steps", max_episode_steps, 1, 100_000)
-        if train_episode_steps is not None:
-            checked_int("train_episode_steps", train_episode_steps, 1, self.max_episode_steps)
-        self.train_episode_steps = train_episode_steps
         checked = None if seed is None else EpisodeSequence.checked_seed(seed)
         self._np_random, self._np_random_seed = seeding.np_random(checked)
         self.sequence = sequence(self.num_envs, len(self.tasks), init_states, self._np_random_seed, group_size)
+        if train_episode_steps is not None:
+            train_episode_steps = self.sequence.checked_horizon(train_episode_steps, self.max_episode_steps)
+        self.train_episode_steps = train_episode_steps
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode must be None or 'rgb_array', got {render_mode!r}")
         self.render_mode = render_mode
@@ -237,10 +238,14 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
         Return the horizon of an environment's present episode.
 
         :param env: Index of the environment.
-        :return: Control steps before truncation: the same for all in a split, unless a subclass overrides this method.
+        :return: Control steps before truncation, unless a subclass overrides this method: the same for all in a
+            held-out split, and for all of a task in practice.
         """
         if self.sequence.split == "train" and self.train_episode_steps is not None:
-            return min(self.train_episode_steps, self.max_episode_steps)  # set_attr may have changed one of them
+            steps = self.train_episode_steps
+            if isinstance(steps, Sequence):
+                steps = steps[self._episode(env).task_index]
+            return min(steps, self.max_episode_steps)  # set_attr may have changed one of them
         return self.max_episode_steps
 
     def _episode(self, env: int) -> Episode:
@@ -268,12 +273,12 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
         :param seed: Seed s of the training split's initial states; a list must be s, s + 1, ..., one per environment.
             ``None`` (or a list of it) keeps the present one.
         :param options: ``init_states`` switches the split; ``train_episode_steps`` sets the horizon of the training
-            split from now on; ``reset_mask`` (bool (num_envs,)) resets those that it selects, which go on with the
-            sequence, also if it happens to select all of them; ``shard`` (k, n) leaves, from this full reset to the
-            next one, only the episodes k, k + n, k + 2n, ... of the sequence, so that n environments can divide an
-            evaluation among them; ``turns`` lets each environment leave out that many episodes, to go on where others
-            stopped; ``episodes``, a list of (task_id, initial state), takes the sequence's place: whichever
-            environment is free plays the next one.
+            split from now on (a list: of each task); ``reset_mask`` (bool (num_envs,)) resets those that it selects,
+            which go on with the sequence, also if it happens to select all of them; ``shard`` (k, n) leaves, from this
+            full reset to the next one, only the episodes k, k + n, k + 2n, ... of the sequence, so that n environments
+            can divide an evaluation among them; ``turns`` lets each environment leave out that many episodes, to go on
+            where others stopped; ``episodes``, a list of (task_id, initial state), takes the sequence's place:
+            whichever environment is free plays the next one.
             Once all are given out, an environment without one idles: it keeps its last observation, and its actions
             are ignored (reward 0, both flags false, ``chunk_steps`` 0). Others, which libraries pass to every
             environment (Minari's ``minari_autoseed``), are ignored with a warning.
@@ -312,6 +317,16 @@ class ChunkVectorEnv(PickledByArguments, MemberAccess, Drawing, Judging, VectorE
         for env in envs:
             infos = self._add_info(infos, self._info(env), env)
         return self._batch(), infos
+
+    def set_task_weights(self, weights: Sequence[int]) -> None:
+        """
+        Let some tasks have more training episodes than others, from the next episode on.
+
+        :param weights: How many episodes of a round each of :attr:`tasks` has, see
+            :meth:`~rlt_gym.core.episodes.EpisodeSequence.set_task_weights`.
+        :raises ValueError: Other than one integer >= 0 per task, or only zeros; nothing changes.
+        """
+        self.sequence.set_task_weights(weights)
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:

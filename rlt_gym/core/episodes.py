@@ -45,7 +45,7 @@ class ResetOptions(NamedTuple):
     :param shard: (k, n).
     :param turns: How many episodes each environment leaves out.
     :param episodes: The list of episodes, (index of the task, initial state) each.
-    :param horizon: Of the training split, in control steps.
+    :param horizon: Of the training split, in control steps: of all tasks, or of each.
     """
 
     mask: np.ndarray
@@ -53,7 +53,7 @@ class ResetOptions(NamedTuple):
     shard: tuple[int, int] | None
     turns: Sequence[int] | None
     episodes: Sequence[tuple[int, int]] | None
-    horizon: int | None
+    horizon: int | list[int] | None
 
 
 class EpisodeSequence:
@@ -64,7 +64,8 @@ class EpisodeSequence:
     evaluation and selection splits, initial state ``p // n_tasks``: SB3's ``evaluate_policy(n_eval_episodes=n)``
     thus sees the first n pairs exactly once, whatever N. In the training split the initial state is drawn from
     ``(seed, p)``, so it does not depend on N either. With ``group_size=g`` training episodes come in groups: task and
-    initial state of episode p are those that episode ``p // g`` has without groups.
+    initial state of episode p are those that episode ``p // g`` has without groups. :meth:`set_task_weights` lets some
+    tasks have more training episodes than others.
 
     A subclass that overrides :meth:`episode` numbers tasks and initial states in another way.
 
@@ -93,6 +94,7 @@ class EpisodeSequence:
         #: that an evaluation does not depend on the training before it.
         self.held_out_seed = self.seed
         self.group_size = checked_int("group_size", group_size, 1, 10_000)
+        self.set_task_weights([1] * num_tasks)
         self.shard = (0, 1)
         #: What is left of a list of episodes, numbered from 0, and which of them each env took last.
         self._listed: deque[tuple[int, int, int]] | None = None
@@ -123,6 +125,23 @@ class EpisodeSequence:
         :raises ValueError: It is no integer, or negative.
         """
         return checked_int("seed", seed, 0)
+
+    def checked_horizon(self, horizon: Any, longest: int | None) -> int | list[int]:
+        """
+        Check the horizon of training episodes.
+
+        :param horizon: Control steps, of all tasks or of each.
+        :param longest: Largest horizon, in control steps; ``None``: any.
+        :return: The same, as an ``int`` or a list of them.
+        :raises ValueError: It is neither an integer nor one for each task, or one is out of range.
+        """
+        if not isinstance(horizon, (list, tuple, np.ndarray)):
+            return checked_int("train_episode_steps", horizon, 1, longest)
+        if len(horizon) != self.num_tasks:
+            raise ValueError(
+                f"train_episode_steps must be an integer, or {self.num_tasks}, one for each task; got {horizon!r}"
+            )
+        return [checked_int("train_episode_steps", steps, 1, longest) for steps in horizon]
 
     def base_seed(self, seed: Any) -> int | None:
         """
@@ -170,7 +189,7 @@ class EpisodeSequence:
         turns = options.pop("turns", None)
         horizon = None
         if "train_episode_steps" in options:
-            horizon = checked_int("train_episode_steps", options.pop("train_episode_steps"), 1, longest)
+            horizon = self.checked_horizon(options.pop("train_episode_steps"), longest)
         if options:
             warnings.warn(
                 f"The reset options {sorted(map(str, options))} are ignored; this environment takes init_states, "
@@ -248,9 +267,38 @@ class EpisodeSequence:
             # Tasks take turns, from one that the seed chooses: whoever seeds anew after every few episodes (a run that
             # evaluates or saves often) still practices all of them.
             first = int(np.random.SeedSequence([self.seed]).generate_state(1)[0])
-            return Episode(number, (first + place) % self.num_tasks, draw % self.sizes["train"])
+            return Episode(number, self.task_at(first + place), draw % self.sizes["train"])
         turn, task_index = divmod(place, self.num_tasks)
         return Episode(number, task_index, turn % self.sizes[self.split])
+
+    def set_task_weights(self, weights: Sequence[int]) -> None:
+        """
+        Let tasks have unequal numbers of training episodes from the next episode on; evaluations are as before.
+
+        :param weights: For each task, how many episodes it has in a round: ``[1, 3]`` plays the tasks 0, 1, 1, 1, and
+            again. 0: none. It stays until it is set again.
+        :raises ValueError: Other than one integer >= 0 per task, or only zeros; nothing changes.
+        """
+        if not (_are_integers(weights, self.num_tasks) and min(weights) >= 0 and max(weights) > 0):
+            raise ValueError(
+                f"task weights must be {self.num_tasks} integers of 0 or more, one for each task and not all 0, got "
+                f"{weights!r}"
+            )
+        #: How many episodes of a round each task has.
+        self.task_weights = [int(weight) for weight in weights]
+        # as far apart as possible: first each task once, then those that have more
+        self._round = [
+            task for turn in range(max(weights)) for task, weight in enumerate(self.task_weights) if turn < weight
+        ]
+
+    def task_at(self, turn: int) -> int:
+        """
+        Find the task whose turn it is.
+
+        :param turn: Number of training episodes before, from the beginning of a round on.
+        :return: Index of the task.
+        """
+        return self._round[turn % len(self._round)]
 
     def noise_seed(self, episode: Episode, task_id: int) -> int:
         """

@@ -50,8 +50,8 @@ class LiberoVectorEnv(WorkerVectorEnv):
     :param max_episode_steps: Control steps before truncation, in every split; ``None``: the suite's horizon
         (:data:`~rlt_gym.libero.suites.tasks.SUITE_HORIZONS`), and in the training split its shorter one.
     :param train_episode_steps: Control steps before truncation in the training split, at most ``max_episode_steps``,
-        which turns the difference off; ``None``: :data:`~rlt_gym.libero.suites.tasks.TRAIN_HORIZONS` of the suite, or
-        ``max_episode_steps`` where that is given.
+        which turns the difference off (a list: of each task); ``None``:
+        :data:`~rlt_gym.libero.suites.tasks.TRAIN_HORIZONS` of the suite, or ``max_episode_steps`` where that is given.
     :param render_mode: ``None`` or ``"rgb_array"`` (:meth:`render` gives upright 256-pixel frames).
     :param seed: Seed until :meth:`reset` is given one; ``None``: drawn from the operating system's entropy.
         ``np_random_seed`` is the present one.
@@ -97,7 +97,7 @@ class LiberoVectorEnv(WorkerVectorEnv):
         critical_phase: str | None = None,
         critical_phase_kwargs: dict[str, Any] | None = None,
         group_size: int = 1,
-        train_episode_steps: int | None = None,
+        train_episode_steps: int | Sequence[int] | None = None,
         compiled: bool = True,
         perturbations: Mapping[str, float] | None = None,
         **worker_options: Any,

@@ -38,7 +38,7 @@ class MetaWorldVectorEnv(WorkerVectorEnv):
     :param image_size: Side S of the pictures in pixels, at most 512.
     :param max_episode_steps: Control steps before truncation, in every split; ``None``: 500, and 200 in the training
         split. At most 500, where Meta-World itself ends.
-    :param train_episode_steps: The same in the training split, at most ``max_episode_steps``.
+    :param train_episode_steps: The same in the training split, at most ``max_episode_steps``; a list: of each task.
     :param settings: Further arguments of :class:`~rlt_gym.core.worker_vector_env.WorkerVectorEnv`.
     :raises ImportError: Meta-World is not installed.
     :raises ValueError: A bad argument, before any process starts.
@@ -52,7 +52,7 @@ class MetaWorldVectorEnv(WorkerVectorEnv):
         chunk_length: int = 8,
         image_size: int = 128,
         max_episode_steps: int | None = None,
-        train_episode_steps: int | None = None,
+        train_episode_steps: int | Sequence[int] | None = None,
         **settings: Any,
     ):
         tasks = get_tasks(suite, task_ids)

@@ -26,7 +26,8 @@ class _CountedSequence(EpisodeSequence):
 
     def episode(self, number: int) -> Episode:
         place = self.place(number)
-        return Episode(number, place % self.num_tasks, place)
+        task = self.task_at(place) if self.split == "train" else place % self.num_tasks
+        return Episode(number, task, place)
 
     @property
     def init_state_counts(self) -> dict[str, int]:

@@ -27,7 +27,7 @@ from rlt_sb3.common.errors import unknown_settings
 from rlt_sb3.common.gated_policy import n_tasks_of, tasks_of
 from rlt_sb3.common.policy_gate import PolicyGate
 from rlt_sb3.common.task_gate import TaskGate
-from rlt_sb3.common.trials import PlayedStates, Sample
+from rlt_sb3.common.trials import PlayedStates, Sample, horizon_by_task
 from rlt_sb3.common.value_bias import ValueBias
 from rlt_sb3.common.vec_env import CollectingVecEnv, WorkDuringStep
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 
 #: Increased when the contents of saved models change; load() refuses other numbers.
-SAVED_FORMAT = 5
+SAVED_FORMAT = 6
 #: Unit of ``train_freq`` besides Stable-Baselines3's "step" and "episode".
 OVERLAP = "overlap"
 #: Arguments of constructors that are no settings.
@@ -155,7 +155,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
             self.gate.warn_of_open_baseline()
         return self
 
-    def know_vla(self, vla: PlayedStates, horizon: int | None = None) -> None:
+    def know_vla(self, vla: PlayedStates, horizon: int | Mapping[int, int] | None = None) -> None:
         """
         Tell the gate what the frozen VLA did before training, so that training episodes go to actors at once.
 
@@ -164,8 +164,8 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
 
         :param vla: its episodes on states that are drawn like those of training, for instance
             ``evaluate("vla", env, 48, split="selection")``
-        :param horizon: control steps of a training episode; later successes count as failures. None: the environment's
-            ``train_episode_steps``, if it has any
+        :param horizon: control steps of a training episode, in all tasks or in each by its number; later successes
+            count as failures. None: the environment's ``train_episode_steps``, if it has any
         :raises ValueError: for held-out states, which must not decide what is deployed
         """
         if vla.split == "eval":
@@ -177,7 +177,8 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
             return
         if horizon is None and self.env is not None:
             with suppress(AttributeError):
-                horizon = self.env.get_attr("train_episode_steps")[0]
+                present = self.env.get_attr("train_episode_steps")[0]
+                horizon = horizon_by_task(present, self.env.get_attr("tasks")[0])
         self.gate.know_vla(Sample.of_states(vla.rows, horizon))
 
     def end_trajectories(self) -> None:
@@ -192,6 +193,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         self._value_bias.restart(self.n_envs)
         if self.gate is not None:
             self.gate.restart(self.n_envs)
+            self.gate.weigh_tasks(self.env)
 
     def collect_rollouts(
         self,
@@ -300,6 +302,7 @@ class ChunkOffPolicyAlgorithm(OffPolicyAlgorithm):
         self._check_returns()
         if self.gate is not None:
             self.gate.step(self.policy, outcomes, dones)
+            self.gate.weigh_tasks(self.env)
         for name, value in mean_over_chunks(outcomes).items():
             self.logger.record_mean(f"rollout/{name}", value)
         stored = replay_buffer.rows_stored  # type: ignore[attr-defined]

@@ -66,6 +66,8 @@ class PolicyGate:
     :param window: trials of the screening; the baseline has four times as many, the confirmation twice
     :param level: significance level of each test, in (0, 1): how often, at most, one copy that is only as good as the
         VLA passes a test
+    :param task_weight: with several tasks: how many training episodes a task can have for each one of a task whose
+        outcome is certain, see :attr:`~rlt_sb3.common.task_gate.TaskGate.weights`; 1: all tasks have as many
     :raises ValueError: for settings out of range, and where ``window`` is too small for any actor to pass
     """
 
@@ -77,14 +79,16 @@ class PolicyGate:
     COUNTERS = ("clock", "on_trial", "screened", "candidates", "passed", "approvals")
     SAMPLES = ("baseline", "trials")
 
-    def __init__(self, share: float = 0.5, window: int = 16, level: float = 0.1):
+    def __init__(self, share: float = 0.5, window: int = 16, level: float = 0.1, task_weight: int = 4):
         if not (isinstance(share, int | float | np.floating) and 0.0 < share <= 1.0):
             raise ValueError(f"gate.share must be in (0, 1] (a share of the episodes), got {share!r}.")
         if not isinstance(window, int) or window < 1:
             raise ValueError(f"gate.window must be an integer >= 1, got {window!r}.")
         if not (isinstance(level, float | np.floating) and 0.0 < level < 1.0):
             raise ValueError(f"gate.level must be in (0, 1) (a significance level), got {level!r}.")
-        self.share, self.window, self.level = share, window, level
+        if not isinstance(task_weight, int) or isinstance(task_weight, bool) or task_weight < 1:
+            raise ValueError(f"gate.task_weight must be an integer >= 1, got {task_weight!r}.")
+        self.share, self.window, self.level, self.task_weight = share, window, level, task_weight
         if fisher_p((2 * window, 2 * window, 0, 4 * window)) > level:
             raise ValueError(
                 f"gate.window={window} is too small for gate.level={level}: an actor that always succeeds could not "
@@ -320,6 +324,25 @@ class PolicyGate:
             if trial is not None and trial in self.trials.trials:
                 self.player[env], self._seats[env] = "", None
         self.trials = Sample()
+
+    def weigh_tasks(self, env: Any) -> None:
+        """
+        Leave the order of the tasks as it is, see :meth:`~rlt_sb3.common.task_gate.TaskGate.weigh_tasks`.
+
+        :param env: environments
+        """
+
+    @property
+    def success_rate(self) -> float:
+        """
+        Estimate how often what is deployed succeeds without noise.
+
+        Its episodes are all that speak for the deployed actor, or else those of the VLA's baseline so far. One success
+        and one failure are added to them (Laplace), so that a few episodes prove no certainty.
+        """
+        samples = [self.baseline] if self.best is None else [self.best.trials, self.best.states]
+        successes, episodes = map(sum, zip(*(sample.count() for sample in samples), strict=True))
+        return (successes + 1) / (episodes + 2)
 
     # ---------------------------------------------------------------- the best actor so far
 

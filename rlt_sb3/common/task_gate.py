@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from stable_baselines3.common.vec_env import VecEnv
 
 from rlt_sb3.common.chunk_outcome import ChunkOutcome, envs_of
 from rlt_sb3.common.gated_policy import ActorOfTask, GatedPolicy, play_practicing, play_seats, same_actors, tasks_of
@@ -21,7 +22,8 @@ class TaskGate:
 
     The practicing actor is one network for all tasks, but it does not get better on all of them at the same time. So
     each task has a baseline, an actor on trial and a deployed actor of its own; until one has passed, the VLA's chunks
-    play. Each gate tests as if there were no other task.
+    play. Each gate tests as if there were no other task. What the gates know also tells which tasks need practice
+    (:attr:`weights`).
 
     The policy's ``actor_on_trial`` and ``actor_deployed`` are :class:`~rlt_sb3.common.gated_policy.TaskActors`.
 
@@ -33,6 +35,8 @@ class TaskGate:
     def __init__(self, n_tasks: int, **settings: Any):
         self.gates = [PolicyGate(**settings) for _ in range(n_tasks)]
         self._warned = False
+        #: the weights that the environments follow; None: they play their tasks as they like
+        self.weights_told: list[int] | None = None
         self.restart(1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,6 +78,7 @@ class TaskGate:
         """
         for gate in self.gates:
             gate.restart(n_envs)
+        self.weights_told = None  # the environments may be others now
         self._share_seats()
 
     def _share_seats(self) -> None:
@@ -81,6 +86,35 @@ class TaskGate:
         first = self.gates[0]
         for gate in self.gates[1:]:
             gate.player, gate._seats, gate._fresh, gate._begun = first.player, first._seats, first._fresh, first._begun
+
+    @property
+    def weights(self) -> list[int]:
+        """
+        Tell how many training episodes of a round each task should have.
+
+        A task that is always solved, or never, teaches nothing. So the weight grows with the variance p (1 - p) of an
+        outcome, from 1 to ``task_weight`` at p = 1/2 (as in Rutherford et al., "No Regrets", 2024, who sample
+        environments by it); p is the :attr:`~rlt_sb3.common.policy_gate.PolicyGate.success_rate` of what is deployed.
+        """
+        rates = [gate.success_rate for gate in self.gates]
+        most = self.gates[0].task_weight
+        return [round(1 + (most - 1) * 4.0 * rate * (1.0 - rate)) for rate in rates]
+
+    def weigh_tasks(self, env: VecEnv | None) -> None:
+        """
+        Let environments practice the tasks by their :attr:`weights` from the next episodes on, if they can.
+
+        :param env: environments; those of this package have ``tasks`` and ``set_task_weights``. None: there are none
+        """
+        weights = self.weights
+        if env is None or weights == self.weights_told:
+            return
+        try:
+            tasks, set_weights = (env.get_attr(name)[0] for name in ("tasks", "set_task_weights"))
+        except AttributeError:
+            return
+        set_weights([weights[task.task_id] for task in tasks])
+        self.weights_told = weights
 
     @property
     def gives_way(self) -> bool:
@@ -191,7 +225,8 @@ class TaskGate:
         rates = [its["trial_success_rate"] for its in every if "trial_success_rate" in its]
         deployed = sum(not gate.none_deployed for gate in self.gates)
         rate = {"trial_success_rate": float(np.mean(rates))} if rates else {}
-        return summed | rate | {"tasks_deployed": deployed}
+        weights = {f"task_weight_{task}": weight for task, weight in enumerate(self.weights_told or ())}
+        return summed | rate | {"tasks_deployed": deployed} | weights
 
     def abandon_trial(self) -> None:
         """End the trials of all tasks without a decision."""

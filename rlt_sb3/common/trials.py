@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
@@ -75,18 +75,19 @@ class Sample:
         self.size, self.trials = size, list(trials)
 
     @classmethod
-    def of_states(cls, rows: Iterable[StateRow], horizon: int | None = None) -> Sample:
+    def of_states(cls, rows: Iterable[StateRow], horizon: int | Mapping[int, int] | None = None) -> Sample:
         """
         Make a sample of the episodes of an evaluation.
 
         :param rows: of the evaluation
-        :param horizon: control steps after which the episodes are cut off; later successes are failures. None: as they
-            were played
+        :param horizon: control steps after which the episodes are cut off, those of all tasks or of each by its number;
+            later successes are failures. None: as they were played
         :return: its episodes, in the order of the tasks and their initial states, before all vector steps of training
         """
         trials = []
         for row in sorted(rows, key=lambda row: (row.task_id, row.init_index)):
-            steps = row.steps if horizon is None else min(row.steps, horizon)
+            longest = horizon[row.task_id] if isinstance(horizon, Mapping) else horizon
+            steps = row.steps if longest is None else min(row.steps, longest)
             trials.append(Trial(-1, steps, row.task_id, row.success and row.steps == steps))
         return cls(len(trials), trials)
 
@@ -162,6 +163,19 @@ class Sample:
         """
         size, *trials = data
         return cls(size, [Trial(*trial) for trial in trials])
+
+
+def horizon_by_task(horizon: int | Sequence[int] | None, tasks: Sequence[Any]) -> int | dict[int, int] | None:
+    """
+    Write an environment's ``train_episode_steps`` as :meth:`Sample.of_states` takes it.
+
+    :param horizon: the horizon of all tasks, or of each
+    :param tasks: tasks of the environment
+    :return: the same horizon, or those of the tasks by their numbers
+    """
+    if not isinstance(horizon, Sequence):
+        return horizon
+    return {task.task_id: steps for task, steps in zip(tasks, horizon, strict=True)}
 
 
 def is_better(sample: Sample, n: int, reference: Sample, level: float, by_speed: bool) -> bool | None:

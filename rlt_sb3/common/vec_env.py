@@ -169,8 +169,6 @@ class GymnasiumVecEnv(VecEnv):
 
         It is looked for as in :meth:`get_attr`.
 
-        :meth:`get_attr` looks for it).
-
         :param attr_name: name of the attribute
         :param value: new value
         :param indices: which sub-environments; must be all of them for an attribute of the vector env

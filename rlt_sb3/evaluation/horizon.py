@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -18,33 +20,31 @@ ENOUGH = 5
 
 def fitting_horizon(vla: Evaluation, present: int, longest: int, chunk_length: int) -> int:
     """
-    Choose the horizon of training episodes by the frozen VLA's successes.
+    Choose the horizon of a task's training episodes by the frozen VLA's successes.
 
     An episode that has gone wrong rarely recovers: the robot stands still until the horizon, and practice waits. If
     the VLA's successes take longer than the horizon, practice never sees them.
 
-    :param vla: what the frozen VLA did on states that are not used for training, with the horizon ``longest``
+    :param vla: what the frozen VLA did on states of the task that are not used for training, with the horizon
+        ``longest``
     :param present: horizon of a task with too few successes, in control steps
     :param longest: largest horizon, in control steps
     :param chunk_length: C; the horizon is a multiple of it, or ``longest``
-    :return: control steps; of several tasks the largest horizon
+    :return: control steps
     """
-    of_tasks = []
-    for task in sorted({row.task_id for row in vla.rows}):
-        steps = [row.steps for row in vla.rows if row.task_id == task and row.success]
-        needed = MARGIN * float(np.quantile(steps, QUANTILE)) if steps else 0.0
-        of_tasks.append(needed if len(steps) >= ENOUGH else max(needed, present))
-    chunks = math.ceil(max(of_tasks) / chunk_length)
+    steps = [row.steps for row in vla.rows if row.success]
+    needed = MARGIN * float(np.quantile(steps, QUANTILE)) if steps else 0.0
+    chunks = math.ceil((needed if len(steps) >= ENOUGH else max(needed, present)) / chunk_length)
     return min(chunks * chunk_length, longest)
 
 
-def fit_horizon(env: gym.vector.VectorEnv, vla: Evaluation) -> int:
+def fitting_horizons(env: gym.vector.VectorEnv, vla: Evaluation) -> dict[int, int]:
     """
-    Set the horizon of training episodes as ``rlt train`` does, and begin new training episodes.
+    Choose the horizon of each task that an environment plays.
 
     :param env: Gymnasium vector environment of this package, e.g. of ``make_vec("RLToken-LIBERO-v0")``
-    :param vla: what the frozen VLA did in it on selection states, ``evaluate("vla", env, 48, split="selection")``
-    :return: the horizon, see :func:`fitting_horizon`, in control steps
+    :param vla: what the frozen VLA did in it on selection states
+    :return: control steps by the task's number, see :func:`fitting_horizon`, in the order of the environment's tasks
     :raises ValueError: if the states are not selection states, or if the environment has no horizon of its own
     """
     if vla.split != "selection":
@@ -60,6 +60,34 @@ def fit_horizon(env: gym.vector.VectorEnv, vla: Evaluation) -> int:
             "environment of rlt_gym."
         )
     present = longest if raw.train_episode_steps is None else raw.train_episode_steps
-    steps = fitting_horizon(vla, present, longest, raw.chunk_length)
+    found = {}
+    for index, task in enumerate(raw.tasks):
+        rows = [row for row in vla.rows if row.task_id == task.task_id]
+        of_task = present[index] if isinstance(present, Sequence) else present
+        found[task.task_id] = fitting_horizon(replace(vla, rows=rows), of_task, longest, raw.chunk_length)
+    return found
+
+
+def as_setting(horizons: Mapping[int, int]) -> int | list[int]:
+    """
+    Write horizons as the setting ``train_episode_steps`` takes them.
+
+    :param horizons: of :func:`fitting_horizons`
+    :return: the one horizon of one task, or those of several
+    """
+    steps = list(horizons.values())
+    return steps if len(steps) > 1 else steps[0]
+
+
+def fit_horizon(env: gym.vector.VectorEnv, vla: Evaluation) -> int | list[int]:
+    """
+    Set the horizon of training episodes as ``rlt train`` does, and begin new training episodes.
+
+    :param env: Gymnasium vector environment of this package, e.g. of ``make_vec("RLToken-LIBERO-v0")``
+    :param vla: what the frozen VLA did in it on selection states, ``evaluate("vla", env, 48, split="selection")``
+    :return: the horizon in control steps, see :func:`fitting_horizon`; with several tasks a list, one for each
+    :raises ValueError: if the states are not selection states, or if the environment has no horizon of its own
+    """
+    steps = as_setting(fitting_horizons(env, vla))
     env.reset(options={"init_states": "train", "train_episode_steps": steps})
     return steps

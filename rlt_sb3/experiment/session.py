@@ -20,8 +20,9 @@ from rlt_sb3.callbacks.video import VideoCallback
 from rlt_sb3.common.files import replacing
 from rlt_sb3.common.loggers import CSVWriter, TensorBoardWriter, WandbWriter
 from rlt_sb3.common.robot_time import control_frequency, robot_minutes
+from rlt_sb3.common.trials import horizon_by_task
 from rlt_sb3.evaluation.evaluate import Predictor
-from rlt_sb3.evaluation.horizon import fitting_horizon
+from rlt_sb3.evaluation.horizon import as_setting, fitting_horizons
 from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.algorithms import get_algorithm
 from rlt_sb3.experiment.checkpoints import (
@@ -54,7 +55,7 @@ class Training:
     def __init__(self, run: Run, baseline: Evaluation, checkpoint: Checkpoint | None = None):
         self.run, self.baseline = run, baseline
         config = self.config = run.config
-        self.horizon = self._fitting_horizon()
+        self.horizons = self._fitting_horizons()
         self.algorithm = get_algorithm(config.algorithm)
         name, settings = config.algorithm, config.settings
         self.venv: VecEnv = make_vec_env(name, run.env, settings) if run.collectors is None else run.collectors
@@ -105,18 +106,21 @@ class Training:
 
     # ---------------------------------------------------------------- beginning
 
-    def _fitting_horizon(self) -> int | None:
-        """Return the horizon of training episodes in control steps; None: the environment has it already."""
+    def _fitting_horizons(self) -> dict[int, int] | None:
+        """Return each task's horizon of training episodes in control steps; None: the environment has it already."""
         env: Any = self.run.env.unwrapped
         default = getattr(env, "train_episode_steps", None)
         if default is None or "train_episode_steps" in self.config.env.make_kwargs():
             return None
-        steps = fitting_horizon(self.baseline, default, env.max_episode_steps, env.chunk_length)
+        horizons = fitting_horizons(env, self.baseline)
+        steps = as_setting(horizons)
+        several = ", ".join(f"{steps} in task {task}" for task, steps in horizons.items())
         self.run.progress.say(
-            f"training episodes end after {steps} control steps (the environment's default: {default})"
+            f"training episodes end after {steps if isinstance(steps, int) else several} control steps (the "
+            f"environment's default: {default})"
         )
         self.run.store(train_episode_steps=steps)
-        return steps
+        return horizons
 
     def _model(self, checkpoint: Checkpoint | None) -> Any:
         config = self.config
@@ -135,8 +139,9 @@ class Training:
     def _begin(self) -> None:
         """Tell the untrained model what the VLA did, and save it as a checkpoint."""
         if hasattr(self.model, "know_vla"):
-            present = getattr(self.run.env.unwrapped, "train_episode_steps", None)
-            self.model.know_vla(self.baseline, present if self.horizon is None else self.horizon)
+            env: Any = self.run.env.unwrapped
+            present = horizon_by_task(getattr(env, "train_episode_steps", None), getattr(env, "tasks", ()))
+            self.model.know_vla(self.baseline, present if self.horizons is None else self.horizons)
         if starts_at_the_vla(self._predictor(self.model), self.run.eval_env):
             # The untrained model is the frozen VLA: the best one can never be worse than it on the selection states.
             self.selection.keep(self.baseline)
@@ -162,7 +167,7 @@ class Training:
         if self.videos is not None:
             self.videos.restart()
         self.venv.seed(self.config.seed + 10_007 * number)
-        horizon = {} if self.horizon is None else {"train_episode_steps": self.horizon}
+        horizon = {} if self.horizons is None else {"train_episode_steps": as_setting(self.horizons)}
         self.venv.set_options({"init_states": "train", **horizon})
         return self.venv.reset()
 

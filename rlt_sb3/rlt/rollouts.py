@@ -13,6 +13,7 @@ from rlt_sb3.common.chunk_outcome import ChunkOutcome, outcomes_of
 from rlt_sb3.common.gated_policy import TASK, TaskActors, tasks_of
 from rlt_sb3.common.noise import unit_from_spread
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
+from rlt_sb3.common.task_gate import TaskGate
 from rlt_sb3.common.vec_env import CollectingVecEnv
 from rlt_sb3.rlt.features import RLTFeatures, TensorDict
 from rlt_sb3.rlt.gripper import GripperTrial
@@ -209,6 +210,8 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
     def _move_offsets(self, outcomes: list[ChunkOutcome], dones: np.ndarray) -> None:
         """Count the episodes that have tried an offset, and move the actor's one if it is time."""
         assert self.search is not None
+        if isinstance(self.gate, TaskGate) and self.gate.weights_told is not None:
+            self.search.shares = np.array(self.gate.weights_told) / max(self.gate.weights_told)
         for task in self.search.count(outcomes, dones, self._tasks()):
             moved = self.search.move(task, self._offset_table()[task])
             self.policy.set_offset(task, moved * self.action_unit)

@@ -91,6 +91,13 @@ def test_rows_are_those_of_one_environment(cluster):
         plan = [(evaluation, 3, 8), (selection, None, 5), (evaluation | {"shard": (1, 3)}, None, 4)]
         assert len(processes_with(os.environ[MARK], OURS)) == 3  # which no_orphans looks for
         assert check_same_episodes(ours, theirs, plan) > 20
+        train = {"init_states": "train"}
+        for weights in ([1, 3], [2, 1], [1, 1]):
+            for env in (ours, theirs):
+                env.set_task_weights(weights)
+            assert check_same_episodes(ours, theirs, [(train | {"train_episode_steps": [7, 12]}, 5, 6)]) > 10
+        with pytest.raises(ValueError, match="task weights must be 2 integers"):
+            ours.set_task_weights([1])
         for env in (ours, theirs):
             env.film([1, 4])
         check_equal(ours.render(), theirs.render())

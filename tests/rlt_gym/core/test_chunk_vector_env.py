@@ -168,6 +168,53 @@ def test_a_reset_sets_the_horizon_of_training():
     assert env.train_episode_steps == 9 and length(None) == 9
 
 
+def test_each_task_can_have_its_own_horizon_in_practice():
+    env = make(2, train_episode_steps=[4, 9])
+
+    def lengths(options):
+        env.reset(seed=3, options=options)
+        found = {0: set(), 3: set()}
+        for _ in range(12):
+            *_, infos = env.step(np.zeros((2, C, D)))
+            for row in np.flatnonzero(infos.get("_final_info", np.zeros(2, bool))):
+                final = infos["final_info"]
+                found[int(final["task_id"][row])].add(int(final["episode_steps"][row]))
+        return found
+
+    assert lengths(None) == {0: {4}, 3: {9}} and lengths({"init_states": "eval"}) == {0: {10}, 3: {10}}
+    assert lengths({"init_states": "train", "train_episode_steps": (7, 3)}) == {0: {7}, 3: {3}}
+    assert env.train_episode_steps == [7, 3] and lengths({"train_episode_steps": 5}) == {0: {5}, 3: {5}}
+    for bad, message in (([4], "an integer, or 2, one for each task; got"), ([4, 11], r"integer in 1\.\.10, got 11")):
+        with pytest.raises(ValueError, match=message):
+            env.reset(options={"train_episode_steps": bad})
+        with pytest.raises(ValueError, match=message):
+            make(train_episode_steps=bad)
+    assert env.train_episode_steps == 5
+
+
+def test_tasks_can_have_unequal_numbers_of_training_episodes():
+    env = make(2)
+
+    def played(options=None):
+        env.reset(seed=3, options=options)
+        found = [env.task(1).task_id, env.task(0).task_id]
+        while len(found) < 16:
+            *_, infos = env.step(push())
+            found += [env.task(row).task_id for row in np.flatnonzero(infos.get("_final_info", np.zeros(2, bool)))]
+        return found[:16]
+
+    assert played().count(3) == 8
+    env.set_task_weights([1, 3])
+    assert played().count(3) == 12 and played({"init_states": "eval"}).count(3) == 8
+    assert played({"init_states": "train"}).count(3) == 12  # it stays
+    env.set_task_weights((1, 0))
+    assert played().count(0) == 16
+    for bad in ([1], [1, -1], [0, 0], [1.0, 1.0], 2, [True, 1]):
+        with pytest.raises(ValueError, match=r"task weights must be 2 integers of 0 or more, .* got"):
+            env.set_task_weights(bad)
+    assert played().count(0) == 16
+
+
 def test_hooks_see_and_do():
     """Someone pushes from control step 2 on; the critical phase begins behind 0.5. Nobody helps in evaluations."""
     env = make(
@@ -257,6 +304,7 @@ def test_a_lost_simulator_plays_its_episode_again(mode):
         ({"obs_stride": 4}, r"obs_stride must be an integer in 1\.\.3, got 4"),
         ({"max_episode_steps": 0}, "max_episode_steps"),
         ({"train_episode_steps": 11}, r"train_episode_steps must be an integer in 1\.\.10, got 11"),
+        ({"train_episode_steps": [4, 5, 6]}, "train_episode_steps must be an integer, or 2, one for each task; got"),
         ({"init_states": "test"}, "init_states must be one of"),
         ({"seed": -1}, "seed must be an integer"),
         ({"group_size": 0}, "group_size"),

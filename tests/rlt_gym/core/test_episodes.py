@@ -44,6 +44,22 @@ def test_seeding_after_every_episode_practices_all_tasks():
     assert min(first.count(task) for task in TASKS) >= 10
 
 
+def test_a_round_has_as_many_episodes_of_a_task_as_its_weight():
+    """As far apart as they can be; the initial states are those of the same episodes without weights."""
+    sequence = EpisodeSequence(2, 3, seed=7)
+    sequence.set_task_weights([1, 3, 2])
+    first = int(np.random.SeedSequence([7]).generate_state(1)[0])
+    episodes = [sequence.next(env) for _ in range(6) for env in (1, 0)]
+    order = [0, 1, 2, 1, 2, 1]
+    assert [one.task_index for one in episodes] == [order[(first + p) % 6] for p in range(12)]
+    even = EpisodeSequence(2, 3, seed=7)
+    assert [one.init_index for one in episodes] == [even.next(env).init_index for _ in range(6) for env in (1, 0)]
+    groups = EpisodeSequence(2, 3, seed=7, group_size=4)
+    groups.set_task_weights([1, 3, 2])
+    tasks = [groups.next(env).task_index for _ in range(12) for env in (1, 0)]
+    assert tasks == [order[(first + p) % 6] for p in range(6) for _ in range(4)]
+
+
 def test_held_out_states_come_once():
     expected = [(task, turn) for turn in range(3) for task in TASKS]
     assert states(9, 9, group_size=4, split="eval") == expected

@@ -253,6 +253,70 @@ def test_rlt_uses_it_and_learns_twice_the_same(tmp_path):
     assert loaded.task_chunks.sum() == loaded.num_timesteps == 60
 
 
+def of_vla(*counts):
+    """So many successes of so many episodes in each task, before training."""
+    trials = [Trial(-1, 8, task, n < k) for task, (k, total) in enumerate(counts) for n in range(total)]
+    return Sample(len(trials), trials)
+
+
+def test_a_task_whose_outcome_is_open_has_more_episodes():
+    gate = TaskGate(5, window=8, task_weight=4)
+    assert gate.weights == [4] * 5  # nothing is known
+    gate.know_vla(of_vla((24, 24), (12, 24), (0, 24), (21, 24), (2, 2)))
+    # (k + 1) / (n + 2) = 25/26, 1/2, 1/26, 22/26, 3/4: 1 + 12 p (1 - p) = 1.44, 4, 1.44, 2.56, 3.25
+    assert gate.weights == [1, 4, 1, 3, 3]
+    policy = Policy(5)
+    gate.use_states(Sample(20, [Trial(0, 24, task, False) for task in range(5) for _ in range(4)]))
+    states = Sample(20, [Trial(0, 24, task, task == 1) for task in range(5) for _ in range(4)])
+    gate.audition(policy, lambda: None, lambda _: states)
+    assert gate.weights == [1, 3, 1, 3, 3]  # of the actor that passed in task 1: 5/6
+    gate.gates[1].best.trials = Sample(16, [Trial(0, 24, 1, True) for _ in range(16)])
+    assert gate.weights == [1, 2, 1, 3, 3]  # 21/22
+    assert TaskGate(5, window=8, task_weight=1).weights == [1] * 5
+    for bad in (0, 2.0, True):
+        with pytest.raises(ValueError, match=f"gate.task_weight must be an integer >= 1, got {bad}"):
+            TaskGate(5, task_weight=bad)
+
+
+def test_rlt_practices_such_a_task_more_often(tmp_path):
+    model = with_tasks(gate={"share": 0.5, "window": 8}, learning_starts=60)
+    env = model.env.venv.env
+    model.gate.know_vla(of_vla((0, 64), (32, 64), (64, 64)))
+    model.learn(300)
+    assert model.gate.weights_told == model.gate.weights == env.sequence.task_weights == [1, 4, 1]
+    assert [model.gate.metrics()[f"task_weight_{task}"] for task in range(T)] == [1, 4, 1]
+    assert model.search is None and (model.task_chunks[1] > 2.5 * model.task_chunks[[0, 2]]).all()
+    model.save(tmp_path / "model")
+    other = make_venv()
+    loaded = RLT.load(tmp_path / "model", env=other)
+    loaded.learn(2, reset_num_timesteps=False)  # the environments are told before they are reset
+    assert other.venv.env.sequence.task_weights == [1, 4, 1]
+    even = with_tasks(gate={"share": 0.5, "window": 8, "task_weight": 1}).learn(300)
+    assert np.ptp(even.task_chunks) < 30 and even.env.venv.env.sequence.task_weights == [1, 1, 1]
+
+
+def test_the_search_follows_the_weights():
+    policy_kwargs = {"offset_search": {"opening": 8}}
+    model = with_tasks(gate={"share": 0.5, "window": 8}, policy_kwargs=policy_kwargs)
+    model.gate.know_vla(of_vla((0, 64), (32, 64), (64, 64)))
+    model.learn(100)
+    assert model.search.shares.tolist() == [0.25, 1.0, 0.25]
+
+
+def test_environments_that_know_no_weights_play_their_tasks_as_they_like():
+    class Others(FakeRLTokenVectorEnv):
+        set_task_weights = property()  # getting it raises AttributeError
+
+    env = Others(2, task_ids=tuple(range(T)), show_task=True)
+    venv = VecMonitor(GymnasiumVecEnv(env), info_keywords=("is_success",))
+    settings = {"gate": {"share": 0.5, "window": 8}, "policy_kwargs": {"offset_search": {"opening": 8}}}
+    model = make_model(2, venv, **fast(**settings))
+    model.gate.know_vla(of_vla((0, 64), (32, 64), (64, 64)))
+    model.learn(100)
+    assert model.gate.weights_told is None and model.search.shares.tolist() == [1.0] * 3
+    assert env.sequence.task_weights == [1, 1, 1]
+
+
 def test_the_task_reaches_actor_and_critics():
     model = with_tasks()
     assert model.actor.features_dim == make_model().actor.features_dim + T

@@ -124,6 +124,8 @@ def test_an_evaluation_as_a_sample():
     assert [(t.task, t.steps, t.success) for t in cut.trials] == [
         (2, 100, False), (2, 100, False), (4, 100, False), (4, 100, True),
     ]  # fmt: skip
+    of_each = Sample.of_states(rows, {2: 260, 4: 100})
+    assert [(t.steps, t.success) for t in of_each.trials] == [(250, True), (260, False), (100, False), (100, True)]
     for sample in (whole, cut):
         assert sample.complete and sample.size == 4
         assert Sample(9, sample.trials).until(-1).trials == sample.trials  # no restart in training forgets them

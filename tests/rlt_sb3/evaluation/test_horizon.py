@@ -7,7 +7,7 @@ import pytest
 from toy_env import ToyVectorEnv
 
 from rlt_sb3 import evaluate, fit_horizon
-from rlt_sb3.evaluation.horizon import fitting_horizon
+from rlt_sb3.evaluation.horizon import fitting_horizon, fitting_horizons
 from rlt_sb3.evaluation.results import Evaluation, StateResult
 
 
@@ -30,8 +30,6 @@ def vla(**steps: list[int]) -> Evaluation:
         ({"t1": [60] * 4}, 160),  # too few to make it shorter
         ({"t1": [200]}, 256),  # but enough to make it longer
         ({"t1": []}, 160),
-        ({"t1": [64] * 10, "t2": [100] * 10}, 128),  # one horizon for all tasks
-        ({"t1": [64] * 10, "t2": []}, 160),
     ],
 )
 def test_horizon(steps, expected):
@@ -53,6 +51,14 @@ def test_fit_horizon_changes_training_episodes_only():
     env.train_episode_steps = None  # as long as evaluations
     assert fit_horizon(env, vla(t7=[20] * 4)) == 80
     assert env.max_episode_steps == 80
+
+
+def test_each_task_has_its_own():
+    env = ToyVectorEnv(2, task_ids=[3, 1, 2], train_episode_steps=30)
+    env.max_episode_steps = 300
+    selection = vla(t1=[64] * 10, t2=[60] * 4, t3=[100] * 10)
+    assert fit_horizon(env, selection) == [126, 80, 76] == env.train_episode_steps  # in the order of its tasks
+    assert fitting_horizons(env, vla(t1=[200], t2=[])) == {3: 126, 1: 250, 2: 76}  # too few: as it is, or longer
 
 
 def test_fit_horizon_refuses_held_out_states_and_other_environments():

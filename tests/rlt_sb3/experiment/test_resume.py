@@ -20,7 +20,7 @@ from rlt_gym.testing import FakeRLTokenVectorEnv
 from rlt_sb3 import RLT
 from rlt_sb3.cli.main import main
 from rlt_sb3.experiment.checkpoints import CheckpointError, all_checkpoints, find_checkpoint, resumable_checkpoints
-from rlt_sb3.experiment.config import EvalSettings, RolloutConfig, config_file, load_config, save_config
+from rlt_sb3.experiment.config import EnvConfig, EvalSettings, RolloutConfig, config_file, load_config, save_config
 from rlt_sb3.experiment.models import load_model
 from rlt_sb3.experiment.report import read_evaluations, read_metrics
 from rlt_sb3.experiment.train import resume, train
@@ -100,6 +100,20 @@ def test_shipped_recipe_is_resumed(tmp_path, monkeypatch):
     before, after = metrics["time/total_timesteps"] <= 50, metrics["time/total_timesteps"] > 50
     assert np.nanmin(metrics["train/bc_coef"][before]) > np.nanmax(metrics["train/bc_coef"][after]) > 5
     assert 0 < np.nanmax(metrics["rollout/candidates"][before]) < np.nanmax(metrics["rollout/candidates"][after])
+
+
+def test_run_of_several_tasks_is_resumed(tmp_path, monkeypatch):
+    """The weights of the tasks change on its way."""
+    settings = SMALL_RLT | {"gate": {"share": 1.0, "window": 2}, "policy_kwargs": NETWORKS}
+    env = {"task_ids": [0, 1, 2], "show_task": True}
+    changes = {"rlt": settings, "env": EnvConfig(id="FakeRLToken-v0", num_envs=2, render_mode=None, kwargs=env)}
+    one = train(config_of_whole(tmp_path, name="one", **changes)).run
+    train_until_it_dies(config_of_whole(tmp_path, name="two", **changes), 70, monkeypatch)
+    assert find_checkpoint(tmp_path / "two")[1].chunks == 50
+    resume(tmp_path / "two")
+    assert_same_run(one, tmp_path / "two")
+    weights = [RLT.load(one.model).gate.weights_told for one in all_checkpoints(tmp_path / "two")]
+    assert len(set(map(tuple, weights))) > 1 and max(max(those) for those in weights) > 1
 
 
 @pytest.mark.parametrize("apart", [None, 3])

@@ -225,6 +225,25 @@ def test_all_tasks_have_their_opening():
     assert not search.opens
 
 
+def test_a_task_that_is_practiced_less_needs_less_of_an_opening():
+    """Once over it stays over, whatever the shares become."""
+    search = search_of(2, n_tasks=3, opening=8)
+    search.shares = np.array([1.0, 0.25, 0.5])
+
+    def play(*tasks):
+        search.count([outcome(offset=np.zeros((2, 7)))] * 2, np.ones(2, bool), np.array(tasks))
+
+    for tasks, over in ((0, 1), set()), ((0, 1), {1}), ((0, 2), {1}), ((2, 2), {1}), ((0, 2), {1, 2}), ((0, 0), {1, 2}):
+        assert search.opens
+        play(*tasks)
+        assert search.opened == over
+    play(0, 0)
+    assert not search.opens and search.ended == {0: 8, 1: 2, 2: 4}
+    search.shares[:] = 1.0
+    play(1, 2)
+    assert not search.opens
+
+
 def test_it_moves_after_sixteen_episodes_and_then_after_every_eight():
     search, moves = search_of(1), []
     for number in range(1, 50):
