@@ -66,6 +66,7 @@ ROLLOUTS = "rlt/rollouts.py"
 OFF_POLICY, GATE, SEATS = "common/chunk_off_policy.py", "common/policy_gate.py", "common/gated_policy.py"
 CONTENDERS = "common/contenders.py"
 OFFSET, GRAPHS = "rlt/offset.py", "common/cuda_graphs.py"
+TASK_GATE = "common/task_gate.py"
 TRIALS, STATS = "common/trials.py", "common/stats.py"
 BIAS, NOISE, SCHEDULES = "common/value_bias.py", "common/noise.py", "common/schedules.py"
 OUTCOME, VEC_ENV, TORCH = "common/chunk_outcome.py", "common/vec_env.py", "common/torch_utils.py"
@@ -247,6 +248,23 @@ MUTATIONS = dict(enumerate([
              "return gradient - (is_due @ mean)", "return gradient - 0.0 * (is_due @ mean)", "rlt/test_offset.py"),
     Mutation("the gate does not give way to the search", "common/policy_gate.py",
              "self.share / 2.0 if self.gives_way", "self.share if self.gives_way", "rlt/test_offset.py"),
+    Mutation("a task that is practiced less needs a whole opening", OFFSET,
+             "ended >= self.opening * self.shares[task]", "ended >= self.opening", "rlt/test_offset.py"),
+    # ------------------------------------------------------------------------------------ several tasks
+    Mutation("the easiest tasks are practiced most", TASK_GATE,
+             "4.0 * rate * (1.0 - rate)", "3.0 * rate", "common/test_task_gate.py"),
+    Mutation("a task's weight does not follow its deployed actor", GATE,
+             "[self.baseline] if self.best is None else", "[self.baseline] if self.baseline else",
+             "common/test_task_gate.py"),
+    Mutation("a resumed run begins with even weights", OFF_POLICY,
+             "self.gate.restart(self.n_envs)\n            self.gate.weigh_tasks(self.env)",
+             "self.gate.restart(self.n_envs)", "common/test_task_gate.py"),
+    Mutation("the search does not know the weights", ROLLOUTS,
+             "np.array(self.gate.weights_told) / max(self.gate.weights_told)", "np.ones(len(self.gate.weights_told))",
+             "common/test_task_gate.py"),
+    Mutation("one horizon for all tasks", TRIALS,
+             "horizon[row.task_id] if isinstance(horizon, Mapping)",
+             "max(horizon.values()) if isinstance(horizon, Mapping)", "common/test_trials.py"),
     # ------------------------------------------------------------------------------------ networks
     Mutation("dropped references are missing from the sum, too", POLICIES,
              "apply(reference + self.offsets(obs) + output", "apply(seen + self.offsets(obs) + output",

@@ -287,10 +287,11 @@ def test_rlt_practices_such_a_task_more_often(tmp_path):
     assert [model.gate.metrics()[f"task_weight_{task}"] for task in range(T)] == [1, 4, 1]
     assert model.search is None and (model.task_chunks[1] > 2.5 * model.task_chunks[[0, 2]]).all()
     model.save(tmp_path / "model")
-    other = make_venv()
-    loaded = RLT.load(tmp_path / "model", env=other)
-    loaded.learn(2, reset_num_timesteps=False)  # the environments are told before they are reset
-    assert other.venv.env.sequence.task_weights == [1, 4, 1]
+    other, at_reset = make_venv(), []
+    reset = other.venv.env.reset
+    other.venv.env.reset = lambda **told: at_reset.append(other.venv.env.sequence.task_weights) or reset(**told)
+    RLT.load(tmp_path / "model", env=other).learn(2, reset_num_timesteps=False)
+    assert at_reset == [[1, 4, 1]]  # told before the first episodes begin
     even = with_tasks(gate={"share": 0.5, "window": 8, "task_weight": 1}).learn(300)
     assert np.ptp(even.task_chunks) < 30 and even.env.venv.env.sequence.task_weights == [1, 1, 1]
 
