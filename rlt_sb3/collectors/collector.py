@@ -83,6 +83,13 @@ class OrderedSeats:
         self.fresh = np.ones(n_envs, dtype=bool)
         self.noise_free = np.zeros(n_envs, dtype=bool)
 
+    def weigh_tasks(self, env: Any) -> None:
+        """
+        Leave the tasks as they are: the learner's gate has a say in them.
+
+        :param env: environments
+        """
+
     def follow(self, orders: Orders) -> np.ndarray:
         """
         Give the episodes that begin now their players. Those of an actor that is not on trial any more are practice.
