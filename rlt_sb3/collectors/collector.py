@@ -85,7 +85,7 @@ class OrderedSeats:
 
     def weigh_tasks(self, env: Any) -> None:
         """
-        Leave the tasks as they are: the learner's gate has a say in them.
+        Do nothing: a collector plays one task, or several in turn.
 
         :param env: environments
         """

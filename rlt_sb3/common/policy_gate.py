@@ -66,8 +66,9 @@ class PolicyGate:
     :param window: trials of the screening; the baseline has four times as many, the confirmation twice
     :param level: significance level of each test, in (0, 1): how often, at most, one copy that is only as good as the
         VLA passes a test
-    :param task_weight: with several tasks: how many training episodes a task can have for each one of a task whose
-        outcome is certain, see :attr:`~rlt_sb3.common.task_gate.TaskGate.weights`; 1: all tasks have as many
+    :param task_weight: with several tasks: largest weight of a task, its number of training episodes in a round of the
+        tasks, see :attr:`~rlt_sb3.common.task_gate.TaskGate.weights`. The smallest weight is 1, so 1 gives all tasks
+        equally many
     :raises ValueError: for settings out of range, and where ``window`` is too small for any actor to pass
     """
 
@@ -335,10 +336,10 @@ class PolicyGate:
     @property
     def success_rate(self) -> float:
         """
-        Estimate how often what is deployed succeeds without noise.
+        Estimate the success rate of what is deployed, without noise.
 
-        Its episodes are all that speak for the deployed actor, or else those of the VLA's baseline so far. One success
-        and one failure are added to them (Laplace), so that a few episodes prove no certainty.
+        It counts all episodes that are evidence on the deployed actor. If there is none, it counts those of the VLA's
+        baseline so far. One success and one failure are added (Laplace's rule), so the rate is never 0 or 1.
         """
         samples = [self.baseline] if self.best is None else [self.best.trials, self.best.states]
         successes, episodes = map(sum, zip(*(sample.count() for sample in samples), strict=True))

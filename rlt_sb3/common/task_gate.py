@@ -22,8 +22,8 @@ class TaskGate:
 
     The practicing actor is one network for all tasks, but it does not get better on all of them at the same time. So
     each task has a baseline, an actor on trial and a deployed actor of its own; until one has passed, the VLA's chunks
-    play. Each gate tests as if there were no other task. What the gates know also tells which tasks need practice
-    (:attr:`weights`).
+    play. Each gate tests as if there were no other task. The gates also decide how often each task is
+    practiced (:attr:`weights`).
 
     The policy's ``actor_on_trial`` and ``actor_deployed`` are :class:`~rlt_sb3.common.gated_policy.TaskActors`.
 
@@ -92,9 +92,10 @@ class TaskGate:
         """
         Tell how many training episodes of a round each task should have.
 
-        A task that is always solved, or never, teaches nothing. So the weight grows with the variance p (1 - p) of an
-        outcome, from 1 to ``task_weight`` at p = 1/2 (as in Rutherford et al., "No Regrets", 2024, who sample
-        environments by it); p is the :attr:`~rlt_sb3.common.policy_gate.PolicyGate.success_rate` of what is deployed.
+        A task that is always solved, or never, teaches nothing. So the weight grows with the variance p (1 - p) of the
+        outcome: it is 1 at p = 0 and p = 1, and ``task_weight`` at p = 1/2. p is the
+        :attr:`~rlt_sb3.common.policy_gate.PolicyGate.success_rate` of what is deployed. Rutherford et al. ("No
+        Regrets", 2024) sample environments by the same variance.
         """
         rates = [gate.success_rate for gate in self.gates]
         most = self.gates[0].task_weight

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,13 +38,14 @@ def fitting_horizon(vla: Evaluation, present: int, longest: int, chunk_length: i
     return min(chunks * chunk_length, longest)
 
 
-def fitting_horizons(env: gym.vector.VectorEnv, vla: Evaluation) -> dict[int, int]:
+def fitting_horizons(env: gym.vector.VectorEnv, vla: Evaluation) -> int | list[int]:
     """
     Choose the horizon of each task that an environment plays.
 
     :param env: Gymnasium vector environment of this package, e.g. of ``make_vec("RLToken-LIBERO-v0")``
     :param vla: what the frozen VLA did in it on selection states
-    :return: control steps by the task's number, see :func:`fitting_horizon`, in the order of the environment's tasks
+    :return: control steps, see :func:`fitting_horizon`, as ``train_episode_steps`` takes them: a number for one task, a
+        list for several
     :raises ValueError: if the states are not selection states, or if the environment has no horizon of its own
     """
     if vla.split != "selection":
@@ -60,23 +61,12 @@ def fitting_horizons(env: gym.vector.VectorEnv, vla: Evaluation) -> dict[int, in
             "environment of rlt_gym."
         )
     present = longest if raw.train_episode_steps is None else raw.train_episode_steps
-    found = {}
+    found = []
     for index, task in enumerate(raw.tasks):
         rows = [row for row in vla.rows if row.task_id == task.task_id]
         of_task = present[index] if isinstance(present, Sequence) else present
-        found[task.task_id] = fitting_horizon(replace(vla, rows=rows), of_task, longest, raw.chunk_length)
-    return found
-
-
-def as_setting(horizons: Mapping[int, int]) -> int | list[int]:
-    """
-    Write horizons as the setting ``train_episode_steps`` takes them.
-
-    :param horizons: of :func:`fitting_horizons`
-    :return: the one horizon of one task, or those of several
-    """
-    steps = list(horizons.values())
-    return steps if len(steps) > 1 else steps[0]
+        found.append(fitting_horizon(replace(vla, rows=rows), of_task, longest, raw.chunk_length))
+    return found if len(found) > 1 else found[0]
 
 
 def fit_horizon(env: gym.vector.VectorEnv, vla: Evaluation) -> int | list[int]:
@@ -85,9 +75,9 @@ def fit_horizon(env: gym.vector.VectorEnv, vla: Evaluation) -> int | list[int]:
 
     :param env: Gymnasium vector environment of this package, e.g. of ``make_vec("RLToken-LIBERO-v0")``
     :param vla: what the frozen VLA did in it on selection states, ``evaluate("vla", env, 48, split="selection")``
-    :return: the horizon in control steps, see :func:`fitting_horizon`; with several tasks a list, one for each
+    :return: the horizon in control steps, see :func:`fitting_horizons`
     :raises ValueError: if the states are not selection states, or if the environment has no horizon of its own
     """
-    steps = as_setting(fitting_horizons(env, vla))
+    steps = fitting_horizons(env, vla)
     env.reset(options={"init_states": "train", "train_episode_steps": steps})
     return steps

@@ -22,7 +22,7 @@ from rlt_sb3.common.loggers import CSVWriter, TensorBoardWriter, WandbWriter
 from rlt_sb3.common.robot_time import control_frequency, robot_minutes
 from rlt_sb3.common.trials import horizon_by_task
 from rlt_sb3.evaluation.evaluate import Predictor
-from rlt_sb3.evaluation.horizon import as_setting, fitting_horizons
+from rlt_sb3.evaluation.horizon import fitting_horizons
 from rlt_sb3.evaluation.results import Evaluation
 from rlt_sb3.experiment.algorithms import get_algorithm
 from rlt_sb3.experiment.checkpoints import (
@@ -55,7 +55,7 @@ class Training:
     def __init__(self, run: Run, baseline: Evaluation, checkpoint: Checkpoint | None = None):
         self.run, self.baseline = run, baseline
         config = self.config = run.config
-        self.horizons = self._fitting_horizons()
+        self.horizon = self._fitting_horizon()
         self.algorithm = get_algorithm(config.algorithm)
         name, settings = config.algorithm, config.settings
         self.venv: VecEnv = make_vec_env(name, run.env, settings) if run.collectors is None else run.collectors
@@ -106,21 +106,21 @@ class Training:
 
     # ---------------------------------------------------------------- beginning
 
-    def _fitting_horizons(self) -> dict[int, int] | None:
-        """Return each task's horizon of training episodes in control steps; None: the environment has it already."""
+    def _fitting_horizon(self) -> int | list[int] | None:
+        """Return the horizon of training episodes in control steps; None: the environment has it already."""
         env: Any = self.run.env.unwrapped
         default = getattr(env, "train_episode_steps", None)
         if default is None or "train_episode_steps" in self.config.env.make_kwargs():
             return None
-        horizons = fitting_horizons(env, self.baseline)
-        steps = as_setting(horizons)
-        several = ", ".join(f"{steps} in task {task}" for task, steps in horizons.items())
+        steps = fitting_horizons(env, self.baseline)
+        said = str(steps)
+        if not isinstance(steps, int):
+            said = ", ".join(f"{own} in task {task.task_id}" for own, task in zip(steps, env.tasks, strict=True))
         self.run.progress.say(
-            f"training episodes end after {steps if isinstance(steps, int) else several} control steps (the "
-            f"environment's default: {default})"
+            f"training episodes end after {said} control steps (the environment's default: {default})"
         )
         self.run.store(train_episode_steps=steps)
-        return horizons
+        return steps
 
     def _model(self, checkpoint: Checkpoint | None) -> Any:
         config = self.config
@@ -140,8 +140,8 @@ class Training:
         """Tell the untrained model what the VLA did, and save it as a checkpoint."""
         if hasattr(self.model, "know_vla"):
             env: Any = self.run.env.unwrapped
-            present = horizon_by_task(getattr(env, "train_episode_steps", None), getattr(env, "tasks", ()))
-            self.model.know_vla(self.baseline, present if self.horizons is None else self.horizons)
+            steps = getattr(env, "train_episode_steps", None) if self.horizon is None else self.horizon
+            self.model.know_vla(self.baseline, horizon_by_task(steps, getattr(env, "tasks", ())))
         if starts_at_the_vla(self._predictor(self.model), self.run.eval_env):
             # The untrained model is the frozen VLA: the best one can never be worse than it on the selection states.
             self.selection.keep(self.baseline)
@@ -167,7 +167,7 @@ class Training:
         if self.videos is not None:
             self.videos.restart()
         self.venv.seed(self.config.seed + 10_007 * number)
-        horizon = {} if self.horizons is None else {"train_episode_steps": as_setting(self.horizons)}
+        horizon = {} if self.horizon is None else {"train_episode_steps": self.horizon}
         self.venv.set_options({"init_states": "train", **horizon})
         return self.venv.reset()
 

@@ -49,8 +49,8 @@ class OffsetSearch:
     reach.
 
     :param opening: number of episodes of each task with which the search begins: until then all episodes with noise
-        belong to it, the gate has half of its share, and RLT does not train the actor's network yet. A task that is
-        practiced less than others needs as much fewer of them (:attr:`shares`)
+        belong to it, the gate has half of its share, and RLT does not train the actor's network yet. A task with
+        fewer training episodes than others has fewer of these, in proportion (:attr:`shares`)
     :param share: share of the episodes with noise that belong to the search afterwards, in [0, 1]
     :param std: standard deviation of what is tried about the actor's offset
     :param reach: how far the offset moves at once, at most
@@ -104,7 +104,7 @@ class OffsetSearch:
         self.counted = [0] * n_tasks  # episodes of the search, ever
         #: with those that do not count, by task; tasks that are not played have no entry
         self.ended: dict[int, int] = {}
-        #: how often each task is practiced, in units of the one that is practiced most; the algorithm says so
+        #: training episodes of each task, in units of those of the task with the most; the algorithm sets it
         self.shares = np.ones(n_tasks)
         self.opened: set[int] = set()  # tasks whose opening is over
         self.restart(1)
@@ -200,7 +200,7 @@ class OffsetSearch:
                     if outcome.searching and its_turn:
                         due.append(task)
                 self.spoiled.discard(env)
-        # an opening that is over stays over when its task is practiced more
+        # an opening that is over stays over if its task has more training episodes later
         self.opened |= {task for task, ended in self.ended.items() if ended >= self.opening * self.shares[task]}
         return due
 

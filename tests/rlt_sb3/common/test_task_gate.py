@@ -266,9 +266,8 @@ def test_a_task_whose_outcome_is_open_has_more_episodes():
     # (k + 1) / (n + 2) = 25/26, 1/2, 1/26, 22/26, 3/4: 1 + 12 p (1 - p) = 1.44, 4, 1.44, 2.56, 3.25
     assert gate.weights == [1, 4, 1, 3, 3]
     policy = Policy(5)
-    gate.use_states(Sample(20, [Trial(0, 24, task, False) for task in range(5) for _ in range(4)]))
-    states = Sample(20, [Trial(0, 24, task, task == 1) for task in range(5) for _ in range(4)])
-    gate.audition(policy, lambda: None, lambda _: states)
+    gate.use_states(states(0, 0, 0, 0, 0))
+    gate.audition(policy, lambda: None, lambda _: states(0, 4, 0, 0, 0))
     assert gate.weights == [1, 3, 1, 3, 3]  # of the actor that passed in task 1: 5/6
     gate.gates[1].best.trials = Sample(16, [Trial(0, 24, 1, True) for _ in range(16)])
     assert gate.weights == [1, 2, 1, 3, 3]  # 21/22

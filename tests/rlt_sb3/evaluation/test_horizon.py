@@ -58,7 +58,7 @@ def test_each_task_has_its_own():
     env.max_episode_steps = 300
     selection = vla(t1=[64] * 10, t2=[60] * 4, t3=[100] * 10)
     assert fit_horizon(env, selection) == [126, 80, 76] == env.train_episode_steps  # in the order of its tasks
-    assert fitting_horizons(env, vla(t1=[200], t2=[])) == {3: 126, 1: 250, 2: 76}  # too few: as it is, or longer
+    assert fitting_horizons(env, vla(t1=[200], t2=[])) == [126, 250, 76]  # too few: as it is, or longer
 
 
 def test_fit_horizon_refuses_held_out_states_and_other_environments():
