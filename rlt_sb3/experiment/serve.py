@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import threading
 import time
@@ -121,13 +122,14 @@ class RunService:
     """
     The practiced policy of a run, VLA and RL token and actor, under openpi's protocol for LIBERO.
 
-    It plays what ``rlt eval`` plays.
+    It plays what ``rlt eval`` plays. If the run has ``show_task``, a request's instruction says which task that is, and
+    for an instruction that the run has not practiced the frozen VLA's own chunk is played.
 
     :param run: folder of the run
     :param model: "best", "last", or the path of a saved model
     :param device: where VLA, RL token and actor run
-    :raises ValueError: if the folder is no run, if its environment is not LIBERO seen through a VLA, or if VLA or RL
-        token are not those that it was trained on
+    :raises ValueError: if the folder is no run, if its environment is not LIBERO seen through a VLA, if VLA or RL
+        token are not those that it was trained on, or if its instructions do not tell its tasks apart
     """
 
     def __init__(self, run: Path, model: str = "best", device: str = "cpu") -> None:
@@ -148,6 +150,7 @@ class RunService:
         shapes = {key: box.shape for key, box in loaded.observation_space.spaces.items()}
         self.chunk_length, action_dim = shapes["vla_ref"]
         self._state_dim, self._shown = shapes["proprio"][0], {"vla_tokens", "pictures"} & set(shapes)
+        self._tasks = _one_hot(run, *shapes["task"]) if "task" in shapes else None
         spec = self.vla.spec
         if shapes["z_rl"] != (self.encoder.z_dim,) or action_dim != spec.action_dim or self.chunk_length > spec.horizon:
             raise ValueError(f"{path} was trained on observations of the shapes {shapes}, which {spec.name!r} lacks.")
@@ -161,14 +164,15 @@ class RunService:
             "action_dim": action_dim,
             "frame_size": self._frame_size,
             "fingerprint": dict(fingerprint),
-        }
+        } | ({} if self._tasks is None else {"instructions": list(self._tasks)})
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """
         Play one observation.
 
         :param request: an observation in openpi's form for LIBERO; ``seed`` beside it repeats a stochastic VLA's noise
-        :return: ``actions`` (C, d), ``state``, ``policy_timing``
+        :return: ``actions`` (C, d), ``state``, ``policy_timing``; of a run with ``show_task`` also ``practiced``,
+            whether the run knows the instruction
         :raises ValueError: if the observation has another form
         """
         began, spec = time.perf_counter(), self.vla.spec
@@ -193,8 +197,27 @@ class RunService:
             features["vla_tokens"] = shown_tokens(output, self.encoder, self.vla)
         if "pictures" in self._shown:
             features |= shown_pictures(obs, spec.cameras, [task], seeds)
-        actions, _ = self._model.predict(features, deterministic=True)
-        return openpi.reply(np.clip(actions[0], -1.0, 1.0), obs, began)
+        practiced = self._tasks is None or task in self._tasks
+        if practiced and self._tasks is not None:
+            features["task"] = self._tasks[task][None]
+        actions = self._model.predict(features, deterministic=True)[0] if practiced else features["vla_ref"]
+        reply = openpi.reply(np.clip(actions[0], -1.0, 1.0), obs, began)
+        return reply if self._tasks is None else {**reply, "practiced": practiced}
+
+
+def _one_hot(run: Path, n_tasks: int) -> dict[str, np.ndarray]:
+    """Return ``task`` (T,) of each instruction that a run with ``show_task`` has practiced."""
+    results = run / "evaluations.json"
+    tasks = (json.loads(results.read_text()) if results.is_file() else {}).get("tasks")
+    if not tasks:
+        raise ValueError(f"{results} lacks the tasks' instructions, which show_task needs: the run cannot be served.")
+    numbers = {instruction: int(number) for number, instruction in tasks.items()}
+    if len(numbers) < len(tasks):
+        raise ValueError(
+            f"Two tasks of the run {run} have the same instruction, so a request cannot say which one it means: the "
+            "run cannot be served."
+        )
+    return {instruction: np.eye(n_tasks, dtype=np.float32)[number] for instruction, number in numbers.items()}
 
 
 def _frozen(env: EnvConfig, device: str) -> tuple[FrozenVLA, Encoder]:
@@ -208,10 +231,6 @@ def _frozen(env: EnvConfig, device: str) -> tuple[FrozenVLA, Encoder]:
     given = env.make_kwargs()
     if given.get("critical_phase") is not None:
         raise ValueError("The run has a critical_phase, which only a simulator can tell: it cannot be served.")
-    if given.get("show_task"):  # requests have the task in words only
-        raise ValueError(
-            "The run has show_task, the task's number in the suite, which requests lack: it cannot be served."
-        )
     try:
         entry = gym.spec(env.id).vector_entry_point
         entry = resolve_name(entry) if isinstance(entry, str) else entry

@@ -24,6 +24,7 @@ def make(
     patience=60.0,
     show_tokens=False,
     show_pictures=False,
+    show_task=False,
     **kwargs,
 ):
     """What ``RLToken-LIBERO-v0`` is, without simulators."""
@@ -31,7 +32,7 @@ def make(
         vla = RemoteVLA.at(vla.removeprefix("rlt:"), device, patience=patience)
     vla = load_vla(vla, device)
     raw = FakeLiberoVectorEnv(num_envs, chunk_length=chunk_length, **kwargs)
-    return RLTokenVectorEnv(raw, vla, rl_token, device, show_tokens, show_pictures)
+    return RLTokenVectorEnv(raw, vla, rl_token, device, show_tokens, show_pictures, show_task)
 
 
 gym.register("RemoteLibero-v0", vector_entry_point=make)

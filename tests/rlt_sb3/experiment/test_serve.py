@@ -50,8 +50,12 @@ def fake_vla():
     VLAS.remove("fake-vla")
 
 
-def trained(out, algorithm="rlt", token=None, vla=None):
-    """A run whose actor plays something else than the VLA; with a token or a VLA, one that has trained it."""
+def trained(out, algorithm="rlt", token=None, vla=None, tasks=None):
+    """
+    A run whose actor plays something else than the VLA.
+
+    With a token or a VLA, it has trained that. With several tasks, it knows which one it plays.
+    """
     policy_kwargs = {"net_arch": [16], "n_critics": 2} | ({} if token is None else {"train_token": {}})
     if vla is not None:
         policy_kwargs["train_vla"] = {"part": "all"}
@@ -62,6 +66,7 @@ def trained(out, algorithm="rlt", token=None, vla=None):
     )  # fmt: skip
     config.env.vla = "fake-vla"
     config.env.kwargs = {"image_size": 24}
+    config.env.task_ids, config.env.show_task = tasks, tasks is not None or None
     if token is not None:
         config.env.rl_token = str(token)
         config.env.show_tokens = True
@@ -111,10 +116,15 @@ def vla_run(tmp_path_factory):
     return trained(folder, vla=folder / "vla.safetensors")
 
 
+@pytest.fixture(scope="module")
+def task_run(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("run"), tasks=[0, 2])
+
+
 @pytest.fixture
 def world():
-    """Raw environment whose pictures are of the run's size, and no two of their pixels alike."""
-    env = FakeLiberoVectorEnv(2, chunk_length=4, image_size=24, init_states="eval")
+    """Raw environment of two tasks, whose pictures are of the run's size."""
+    env = FakeLiberoVectorEnv(2, task_ids=[0, 2], chunk_length=4, image_size=24, init_states="eval")
     yield env
     env.close()
 
@@ -126,7 +136,7 @@ def detailed(obs, seed):
     return {**obs, **pictures}
 
 
-@pytest.mark.parametrize("which", ["run", "tqc_run", "token_run", "vla_run"])
+@pytest.mark.parametrize("which", ["run", "tqc_run", "token_run", "vla_run", "task_run"])
 @pytest.mark.parametrize("model", ["best", "last"])
 def test_it_plays_what_the_run_s_model_plays(which, model, world, request):
     """The same observation through the run's environment, and the same seed of the noise."""
@@ -136,7 +146,7 @@ def test_it_plays_what_the_run_s_model_plays(which, model, world, request):
     file = folder / {"best": "best_model.zip", "last": "model.zip"}[model]
     predictor = as_predictor(algorithm, load_model(algorithm, file, device="cpu"))
     made = load_config(folder / "config.yaml").env
-    shown = {"show_tokens": bool(made.show_tokens), "show_pictures": bool(made.show_pictures)}
+    shown = {name: bool(getattr(made, name)) for name in ("show_tokens", "show_pictures", "show_task")}
     env = RLTokenVectorEnv(world, made.vla, made.rl_token or "mean", **shown)
     raw, infos = world.reset()
     for step in range(3):
@@ -163,6 +173,37 @@ def test_metadata(run):
     assert metadata["frame_size"] == 128 and "run toy" in metadata["policy"]
     stored = json.loads((run / "evaluations.json").read_text())["fingerprint"]
     assert metadata["fingerprint"] == stored
+
+
+def test_an_instruction_that_the_run_has_not_practiced_gets_the_vla_s_chunk(task_run, run, world):
+    raw, infos = world.reset()
+    raw, service = detailed(raw, 0), RunService(task_run, "last")
+    assert sorted(service.metadata["instructions"]) == sorted(infos["instruction"])
+    assert "instructions" not in RunService(run).metadata
+    obs = {**raw, "state": raw["proprio"]}
+    replies = {
+        task: service.answer(write_observation(obs, task, size=None, seed=3))
+        for task in (infos["instruction"][0], "fold the towel")
+    }
+    assert [reply["practiced"] for reply in replies.values()] == [True, False]
+    output = service.vla.forward({key: value[:1] for key, value in obs.items()}, ["fold the towel"], seed=[3])
+    np.testing.assert_allclose(replies["fold the towel"]["actions"], output.chunk[0, :4], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "tasks, says",
+    [
+        (None, "lacks the tasks' instructions, which show_task needs"),
+        ({"0": "lift", "2": "lift"}, "Two tasks of the run .* have the same instruction"),
+    ],
+)
+def test_runs_whose_tasks_requests_cannot_name(task_run, tmp_path, tasks, says):
+    folder = change(task_run, tmp_path)
+    results = folder / "evaluations.json"
+    results.write_text(json.dumps(json.loads(results.read_text()) | {"tasks": tasks}))
+    with pytest.raises(ValueError, match=says) as caught:
+        RunService(folder)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_client_written_by_hand(run, world):
@@ -198,9 +239,10 @@ def test_a_client_written_by_hand(run, world):
         assert isinstance(client.recv(), bytes)
 
 
-def test_this_package_s_own_client_of_openpi_s_protocol(run):
+@pytest.mark.parametrize("which", ["run", "task_run"])
+def test_this_package_s_own_client_of_openpi_s_protocol(which, request):
     """The policy of a run, as the reference policy of another environment."""
-    with PolicyServer(RunService(run), port=0) as server:
+    with PolicyServer(RunService(request.getfixturevalue(which)), port=0) as server:
         vla = load_vla(f"openpi://127.0.0.1:{server.port}")
         assert vla.spec.horizon == 4
         with pytest.raises(ValueError, match="no server of `rlt serve VLA`"):
@@ -264,7 +306,6 @@ def change(run, out, **changes):
         ({"id": "FakeRLToken-v0"}, "'FakeRLToken-v0' of the run has no frozen VLA and RL token of its own"),
         ({"id": "Nothing-v0"}, "'Nothing-v0' of the run cannot be found"),
         ({"kwargs": {"critical_phase": "a:b"}}, "only a simulator can tell"),
-        ({"show_task": True}, "has show_task, .* which requests lack: it cannot be served"),
     ],
 )
 def test_runs_that_cannot_be_served(run, tmp_path, changes, says):
