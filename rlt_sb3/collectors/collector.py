@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlt_sb3.common.chunk_off_policy import ChunkOffPolicyAlgorithm
-from rlt_sb3.common.gated_policy import GatedPolicy, play_seats
+from rlt_sb3.common.gated_policy import GatedPolicy, play_seats, tasks_of
 
 #: What the learner's side asks of a collector's environment.
 ATTRIBUTES = ("metadata", "obs_stride", "tasks")
@@ -27,14 +28,26 @@ class Orders:
     """
     What the learner tells a collector with each vector step.
 
-    :param players: for each environment, who plays an episode that begins now: "vla", "actor" (the one on trial), or ""
-    :param trial: number of the actor on trial; 0: none
+    :param players: for each environment, who plays an episode of each task that begins now: "vla", "actor" (the one on
+        trial), or ""
+    :param trials: number of the actor on trial in each task; 0: none
     :param counters: of the learner, see ``ChunkOffPolicyAlgorithm.collecting_state``
+    :param weights: training episodes of each of the environments' tasks in a round; None: they play them in turn
     """
 
-    players: Sequence[str]
-    trial: int
+    players: Sequence[tuple[str, ...]]
+    trials: tuple[int, ...]
     counters: Mapping[str, Any]
+    weights: Sequence[int] | None = None
+
+    def players_of(self, tasks: np.ndarray) -> np.ndarray:
+        """
+        Tell who plays the episodes that begin now.
+
+        :param tasks: their tasks (k,)
+        :return: names (k,)
+        """
+        return np.array([names[task] for names, task in zip(self.players, tasks, strict=True)], dtype=object)
 
 
 @dataclass
@@ -70,7 +83,7 @@ class OrderedSeats:
     """
 
     def __init__(self, n_envs: int):
-        self.trial = 0
+        self.trials = np.zeros(1, dtype=int)  # as many as tasks once there are orders
         self.restart(n_envs)
 
     def restart(self, n_envs: int) -> None:
@@ -85,22 +98,23 @@ class OrderedSeats:
 
     def weigh_tasks(self, env: Any) -> None:
         """
-        Do nothing: a collector plays one task, or several in turn.
+        Do nothing: the orders have the weights of the learner's gate.
 
         :param env: environments
         """
 
-    def follow(self, orders: Orders) -> np.ndarray:
+    def follow(self, orders: Orders, tasks: np.ndarray) -> np.ndarray:
         """
         Give the episodes that begin now their players. Those of an actor that is not on trial any more are practice.
 
         :param orders: of the learner
+        :param tasks: of the running episodes and of those that begin (k,)
         :return: where an episode begins (k,)
         """
-        if orders.trial != self.trial:
-            self.player[self.player == "actor"], self.trial = "", orders.trial
+        before, self.trials = self.trials, np.array(orders.trials)
+        self.player[(self.player == "actor") & (self.trials != before)[tasks]] = ""
         began = self.fresh
-        self.player[began] = np.array(orders.players, dtype=object)[began]
+        self.player[began] = orders.players_of(tasks)[began]
         self.fresh = np.zeros_like(began)
         return began
 
@@ -154,6 +168,7 @@ class Collector:
         self._model: Any = None
         self._obs: Any = None
         self._versions: dict[str, Any] = {}  # of the parameters that the copy has
+        self._weights: Sequence[int] | None = None  # that the environments follow
 
     def start(self) -> dict[str, Any]:
         """
@@ -186,15 +201,17 @@ class Collector:
             one = noise.base_noise if isinstance(noise, VectorizedActionNoise) else noise
             self._model.action_noise = VectorizedActionNoise(one, self._venv.num_envs)
 
-    def reset(self, seed: int, options: dict[str, Any], random_seed: int) -> Any:
+    def reset(self, seed: int, options: dict[str, Any], random_seed: int, weights: Sequence[int] | None = None) -> Any:
         """
         Begin new episodes.
 
         :param seed: of the environments
         :param options: of their reset
         :param random_seed: of the noise on chunks
+        :param weights: see :class:`Orders`
         :return: first observations
         """
+        self._weigh(weights)
         self._venv.seed(seed)
         self._venv.set_options(options)
         set_random_seed(random_seed)
@@ -205,6 +222,13 @@ class Collector:
             if self._model.action_noise is not None:
                 self._model.action_noise.reset()
         return self._obs
+
+    def _weigh(self, weights: Sequence[int] | None) -> None:
+        """Let the environments practice their tasks by these weights from the next episodes on, if they can."""
+        if weights is not None and weights != self._weights:
+            with suppress(AttributeError):
+                self._venv.get_attr("set_task_weights")[0](weights)
+            self._weights = weights
 
     def play(self, training: Parameters, on_trial: Parameters, critics: Parameters, orders: Orders) -> Played:
         """
@@ -223,8 +247,9 @@ class Collector:
                 getattr(model.policy, name).load_state_dict(values)
                 self._versions[name] = version
         model.take_collecting_state(orders.counters)
-        began = self._seats.follow(orders)
+        self._weigh(orders.weights)
         model._last_obs = obs = self._obs
+        began = self._seats.follow(orders, tasks_of(obs))
         actions, _ = model._sample_action(model.learning_starts, model.action_noise, self._venv.num_envs)
         self._obs, rewards, dones, infos = self._venv.step(actions)
         infos = model.tell(infos, actions, rewards, dones)

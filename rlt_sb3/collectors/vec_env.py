@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from rlt_sb3.collectors.collector import Orders, Parameters, Played
 from rlt_sb3.common.chunk_outcome import ChunkOutcome
 from rlt_sb3.common.contenders import copied
+from rlt_sb3.common.gated_policy import n_tasks_of, tasks_of
 from rlt_sb3.common.vec_env import CollectingVecEnv
 
 #: Seconds between two looks at how long an answer is overdue.
@@ -126,6 +127,9 @@ class CollectorVecEnv(CollectingVecEnv):
         #: vector steps that are not stored because their actor was too old, in chunks
         self.stale = 0
         self._seed = seed
+        self._weights: Sequence[int] | None = None  # of the tasks
+        n_tasks = n_tasks_of(self.observation_space) or 1
+        self._nobody, self._no_trials = [("",) * n_tasks] * self.envs_per_worker, (0,) * n_tasks
         self._ended = np.zeros(self.num_envs, dtype=np.int64)  # whole episodes since the seed was set
         self._resets = 0
         self._obs: list[Any] = [None] * count  # what each collector saw last
@@ -166,12 +170,12 @@ class CollectorVecEnv(CollectingVecEnv):
                 joined[key][members] = obs[key]
         return joined
 
-    def _start_of(self, worker: int) -> tuple[int, dict[str, Any], int]:
+    def _start_of(self, worker: int) -> tuple[int, dict[str, Any], int, Sequence[int] | None]:
         """Return the arguments of a collector's reset: its share of the sequence of episodes, from its place on."""
         count = self._workers.count
         share = {"shard": (worker, count), "turns": self._ended[self.members[worker]].tolist()}
         noise = np.random.SeedSequence([self._seed, self._resets, worker]).generate_state(1)[0]
-        return self._seed, self._given | share, int(noise >> 1)
+        return self._seed, self._given | share, int(noise >> 1), self._weights
 
     def _begin(self, worker: int) -> None:
         """Give a new collector the model and its episodes."""
@@ -221,7 +225,9 @@ class CollectorVecEnv(CollectingVecEnv):
             return RolloutReturn(count, 0, continue_training=False)
         model._update_info_buffer(infos, dones)
         if model.gate is not None:
-            model.gate.seat(self.members[worker].tolist(), played.began, played.orders.players, played.orders.trial)
+            tasks, orders = tasks_of(played.obs), played.orders
+            envs = self.members[worker].tolist()
+            model.gate.seat(envs, tasks, played.began, orders.players_of(tasks), orders.trials)
         model._store_transition(model.replay_buffer, played.actions, played.new_obs, rewards, dones, infos)
         model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
         model._on_step()
@@ -263,18 +269,17 @@ class CollectorVecEnv(CollectingVecEnv):
         return worker, played
 
     def _order(self, model: Any, worker: int) -> None:
-        gate = model.gate
-        players, trial = [""] * self.envs_per_worker, 0
+        gate, trials, players = model.gate, self._no_trials, self._nobody
         if gate is not None:
             warm_up = model.num_timesteps < model.learning_starts
             players = gate.plan(model.policy, self.envs_per_worker, warm_up, ready=not model._warming_up)
-            trial = gate.trial_number
+            trials = gate.trial_numbers
         training = self._parameters("training", model._n_updates, model.policy.training_actor)
-        trying = self._parameters("trying", trial, model.policy.actor_on_trial if trial else None)
+        trying = self._parameters("trying", trials, model.policy.actor_on_trial if any(trials) else None)
         choose = model.critics_choose
         turn = model._n_updates // CRITICS_EVERY if choose else None
         choosing = self._parameters("choosing", turn, model.policy.critic_target if choose else None)
-        orders = Orders(players, trial, model.collecting_state())
+        orders = Orders(players, trials, model.collecting_state(), self._weights)
         self._asked[worker].append(self._workers.call(worker, "play", training, trying, choosing, orders))
 
     def _parameters(self, name: str, version: Any, module: Any) -> Any:
@@ -291,13 +296,16 @@ class CollectorVecEnv(CollectingVecEnv):
         self._workers.replace(worker, failure, partial(self._begin, worker))
         assert self.action_space.shape is not None
         actions = np.zeros((k, *self.action_space.shape), dtype=np.float32)
-        lost = [ChunkOutcome.complete(action, 0.0, steps=0, broken=True) for action in actions]
+        lost = [
+            ChunkOutcome.complete(action, 0.0, steps=0, broken=True, task_id=int(task))
+            for action, task in zip(actions, tasks_of(before), strict=True)
+        ]
         infos = [
             {"outcome": outcome, "TimeLimit.truncated": True,
              "terminal_observation": {key: value[row] for key, value in before.items()}}
             for row, outcome in enumerate(lost)
         ]  # fmt: skip
-        orders = Orders([""] * k, 0, self._model.collecting_state())
+        orders = Orders(self._nobody, self._no_trials, self._model.collecting_state())
         none, everywhere = np.zeros(k, dtype=bool), np.ones(k, dtype=bool)
         rewards = np.zeros(k, dtype=np.float32)
         return Played(before, actions, self._obs[worker], rewards, everywhere, infos, none, orders)
@@ -314,6 +322,15 @@ class CollectorVecEnv(CollectingVecEnv):
             info["outcome"] = replace(outcome, env=env, stored=outcome.stored and fresh)
 
     # ---------------------------------------------------------------- what else an environment of SB3 has
+
+    def set_task_weights(self, weights: Sequence[int]) -> None:
+        """
+        Let collectors practice some tasks more, from the next order or reset on.
+
+        :param weights: how many training episodes of a round each of their tasks has; environments without
+            ``set_task_weights`` play their tasks in turn
+        """
+        self._weights = list(weights)
 
     def step_async(self, actions: np.ndarray) -> None:
         """Refused: the collectors choose the chunks."""
@@ -338,6 +355,8 @@ class CollectorVecEnv(CollectingVecEnv):
         """
         if attr_name == "render_mode":
             return [None for _ in self._get_indices(indices)]
+        if attr_name == "set_task_weights":
+            return [self.set_task_weights for _ in self._get_indices(indices)]
         if attr_name not in self._attributes:
             raise AttributeError(f"Of environments in collectors only {sorted(self._attributes)} are known.")
         return [self._attributes[attr_name] for _ in self._get_indices(indices)]

@@ -157,9 +157,11 @@ def tasks_of(observation: Mapping[str, Any]) -> np.ndarray:
     """
     Tell which tasks are played.
 
-    :param observation: with ``task`` (B, T), an array or a tensor
-    :return: their numbers (B,)
+    :param observation: its ``task`` (B, T) is an array or a tensor
+    :return: their numbers (B,); 0 where observations do not say which task is played
     """
+    if TASK not in observation:
+        return np.zeros(len(next(iter(observation.values()))), dtype=int)
     return np.asarray(th.as_tensor(observation[TASK]).argmax(1).cpu())
 
 

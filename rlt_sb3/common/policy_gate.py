@@ -255,6 +255,11 @@ class PolicyGate:
     def _samples(self) -> dict[str, Sample]:
         return {"vla": self.baseline, "actor": self.trials}
 
+    @property
+    def next_player(self) -> str:
+        """Whose sample an episode without noise is for that begins now: "vla", "actor", or "": nobody's."""
+        return next((name for name, sample in self._samples().items() if sample.wanted), "")
+
     def take_seats(self, drawn: np.ndarray, *players: str) -> None:
         """
         Assign the episodes that begin now and are drawn to the first sample that needs more.
@@ -270,11 +275,11 @@ class PolicyGate:
     # ---------------------------------------------------------------- where others play
 
     @property
-    def trial_number(self) -> int:
-        """Number of the actor on trial, counted from 1; 0: none is."""
-        return self.candidates if self.on_trial else 0
+    def trial_numbers(self) -> tuple[int, ...]:
+        """Number of the actor on trial in each task, here one, counted from 1; 0: none is."""
+        return (self.candidates if self.on_trial else 0,)
 
-    def plan(self, policy: GatedPolicy, n: int, warm_up: bool, ready: bool) -> list[str]:
+    def plan(self, policy: GatedPolicy, n: int, warm_up: bool, ready: bool) -> list[tuple[str, ...]]:
         """
         Plan who plays episodes that may begin in other processes. :meth:`seat` is told which of them did.
 
@@ -282,28 +287,31 @@ class PolicyGate:
         :param n: number of environments
         :param warm_up: whether all of them play the VLA's chunks, as with :meth:`play_vla`
         :param ready: whether the training actor moves, see :meth:`choose`
-        :return: for each of them "vla", "actor" (the one on trial), or "": practice
+        :return: for each of them who plays an episode of each task, here of the only one: "vla", "actor" (the one on
+            trial), or "": practice
         """
         self.try_next(policy, ready)
         drawn = np.random.random(n) < (1.0 if warm_up else self.share_now)
-        wanted = next((name for name, sample in self._samples().items() if sample.wanted), "")
-        return [wanted if one else "" for one in drawn]
+        return [(self.next_player if one else "",) for one in drawn]
 
-    def seat(self, envs: Sequence[int], began: np.ndarray, players: Sequence[str], trial: int) -> None:
+    def seat(
+        self, envs: Sequence[int], tasks: np.ndarray, began: np.ndarray, players: np.ndarray, trials: Sequence[int]
+    ) -> None:
         """
         Count the episodes that have begun in other processes, before :meth:`step` is told of their first chunk.
 
         An episode belongs to a sample if that one still needs it, and if its actor is still on trial.
 
         :param envs: of n environments
+        :param tasks: their tasks (n,), not needed for one
         :param began: (n,) whether an episode has begun
-        :param players: of :meth:`plan`
-        :param trial: :attr:`trial_number` at that time
+        :param players: who plays it by :meth:`plan` (n,)
+        :param trials: :attr:`trial_numbers` at that time
         """
         samples = self._samples()
         for row in np.flatnonzero(began).tolist():
             name, env = players[row], envs[row]
-            if name and samples[name].wanted and (name == "vla" or trial == self.trial_number):
+            if name and samples[name].wanted and (name == "vla" or tuple(trials) == self.trial_numbers):
                 self.player[env], self._seats[env] = name, samples[name].start(self.clock)
             self._fresh[env] = False
 

@@ -186,6 +186,41 @@ class TaskGate:
         first.noise_free, chunks = play_seats(policy, first.player, observation, chunks, reference)
         return chunks
 
+    @property
+    def trial_numbers(self) -> tuple[int, ...]:
+        """Number of the actor on trial in each task, counted from 1; 0: none is."""
+        return tuple(number for gate in self.gates for number in gate.trial_numbers)
+
+    def plan(self, policy: GatedPolicy, n: int, warm_up: bool, ready: bool) -> list[tuple[str, ...]]:
+        """
+        Plan who plays episodes that may begin in other processes, see :meth:`PolicyGate.plan`.
+
+        :param policy: the policy
+        :param n: number of environments
+        :param warm_up: whether all of them play the VLA's chunks
+        :param ready: whether the training actor moves
+        :return: for each of them who plays an episode of each task
+        """
+        for gate, view in self._views(policy):
+            gate.try_next(view, ready)
+        drawn = np.random.random(n) < (1.0 if warm_up else self.gates[0].share_now)
+        return [tuple(gate.next_player if one else "" for gate in self.gates) for one in drawn]
+
+    def seat(
+        self, envs: Sequence[int], tasks: np.ndarray, began: np.ndarray, players: np.ndarray, trials: Sequence[int]
+    ) -> None:
+        """
+        Count the episodes that have begun in other processes, see :meth:`PolicyGate.seat`.
+
+        :param envs: of n environments
+        :param tasks: their tasks (n,)
+        :param began: (n,) whether an episode has begun
+        :param players: who plays it by :meth:`plan` (n,)
+        :param trials: :attr:`trial_numbers` at that time
+        """
+        for task, (gate, trial) in enumerate(zip(self.gates, trials, strict=True)):
+            gate.seat(envs, tasks, began & (tasks == task), players, (trial,))
+
     def _views(self, policy: GatedPolicy) -> list[tuple[PolicyGate, ActorOfTask]]:
         return [(gate, ActorOfTask(policy, task)) for task, gate in enumerate(self.gates)]
 

@@ -353,8 +353,6 @@ class TrainConfig:
                 "rollout.mode 'async' needs save_every, for example 1000: its evaluations do not interrupt training, "
                 "so no resumable checkpoint is written at them."
             )
-        if self.env.show_task:
-            raise ValueError("rollout.mode 'async' does not work with env.show_task: leave it out, or use 'overlap'.")
         if self.video_every is not None:
             raise ValueError("rollout.mode 'async' does not film training episodes: leave video_every out.")
         policy = self.settings.get("policy_kwargs") or {}

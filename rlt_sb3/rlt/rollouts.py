@@ -10,7 +10,7 @@ from stable_baselines3.common.noise import ActionNoise
 
 from rlt_sb3.common.chunk_off_policy import ChunkOffPolicyAlgorithm
 from rlt_sb3.common.chunk_outcome import ChunkOutcome, outcomes_of
-from rlt_sb3.common.gated_policy import TASK, TaskActors, tasks_of
+from rlt_sb3.common.gated_policy import TaskActors, tasks_of
 from rlt_sb3.common.noise import unit_from_spread
 from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 from rlt_sb3.common.task_gate import TaskGate
@@ -149,7 +149,7 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
     def _tasks(self) -> np.ndarray:
         """Return the task of each environment (n_envs,); 0 where observations do not say which task is played."""
         assert isinstance(self._last_obs, dict)
-        return tasks_of(self._last_obs) if TASK in self._last_obs else np.zeros(len(self._last_obs["vla_ref"]), int)
+        return tasks_of(self._last_obs)
 
     def _offset_table(self) -> np.ndarray:
         """Return the training actor's offset in each task, in units of action (tasks, phases, d)."""

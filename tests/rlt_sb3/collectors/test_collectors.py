@@ -12,10 +12,13 @@ from run_helpers import same
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import NormalActionNoise
 
+from rlt_gym.core.episodes import EpisodeSequence
 from rlt_sb3 import RLT
 from rlt_sb3.collectors.collector import Collector, OrderedSeats, Orders
 from rlt_sb3.collectors.vec_env import CollectorVecEnv
 from rlt_sb3.common.contenders import copied
+from rlt_sb3.common.gated_policy import tasks_of
+from rlt_sb3.common.task_gate import TaskGate
 
 
 class Arrivals(BaseCallback):
@@ -27,6 +30,7 @@ class Arrivals(BaseCallback):
     def _on_step(self):
         envs = [info["outcome"].env for info in self.locals["infos"]]
         orders = dict(vars(self.locals["orders"]))
+        orders["players"] = self.locals["orders"].players_of(tasks_of(self.locals["obs"]))
         orders["age"] = self.model._n_updates - orders["counters"]["_n_updates"]
         self.steps.append((envs, {name: self.locals[name] for name in KEPT}, orders))
         return True
@@ -71,7 +75,7 @@ def rows_by_env(steps):
             found[env].append(
                 {"obs": {k: v[row] for k, v in step["obs"].items()}, "after": after, "action": step["actions"][row],
                  "done": bool(step["dones"][row]), "outcome": info["outcome"], "began": bool(step["began"][row]),
-                 "state": info.get("init_index"), "player": orders["players"][row], "trial": orders["trial"]}
+                 "state": info.get("init_index"), "player": orders["players"][row], "weights": orders["weights"]}
             )  # fmt: skip
     return found
 
@@ -112,19 +116,29 @@ def test_episodes_are_those_of_one_environment_with_all_members():
         assert states == [5 - env + 6 * turn for turn in range(len(states))] and len(states) > 3
 
 
-def test_trials_are_the_episodes_that_were_played_without_noise():
-    """Baseline and candidates count what the VLA and the actor on trial have played, in the order of their start."""
-    model, steps = learned(740, gate={"window": 4, "share": 0.5, "level": 0.3}, bc_coef=2.0)
-    gate, episodes, running = model.gate, [], {}
+def without_noise(steps):
+    """Episodes in the order of their start: task, (player, number of its trial), which chunks are the VLA's, success."""
+    episodes, running = [], {}
     for envs, step, orders in steps:
         for row, env in enumerate(envs):
             if step["began"][row]:
-                running[env] = [(orders["players"][row], orders["trial"]), [], None]
+                task = step["infos"][row]["outcome"].task_id or 0
+                running[env] = [task, (orders["players"][row], orders["trials"][task]), [], None]
                 episodes.append(running[env])
             reference = np.clip(step["obs"]["vla_ref"][row], -1, 1)
-            running[env][1].append(bool(np.array_equal(step["actions"][row], reference)))
+            running[env][2].append(bool(np.array_equal(step["actions"][row], reference)))
             if step["dones"][row]:
-                running[env][2] = step["infos"][row]["outcome"].success
+                running[env][3] = step["infos"][row]["outcome"].success
+    return episodes
+
+
+GATE = {"window": 4, "share": 0.5, "level": 0.3}
+
+
+def test_trials_are_the_episodes_that_were_played_without_noise():
+    """Baseline and candidates count what the VLA and the actor on trial have played, in the order of their start."""
+    model, steps = learned(740, gate=GATE, bc_coef=2.0)
+    gate, episodes = model.gate, [episode[1:] for episode in without_noise(steps)]
     by_vla = [episode for episode in episodes if episode[0][0] == "vla"]
     assert all(all(vla) for _, vla, _ in by_vla)
     assert [trial.success for trial in gate.baseline.trials] == [success for *_, success in by_vla][:16]
@@ -132,6 +146,58 @@ def test_trials_are_the_episodes_that_were_played_without_noise():
     tried = [episode for episode in episodes if episode[0] == ("actor", gate.candidates)]
     assert any(not all(vla) for _, vla, _ in tried)
     assert [trial.success for trial in gate.trials.trials] == [success for *_, success in tried][:12]
+
+
+def test_each_task_has_trials_of_its_own():
+    """Each gate counts what was played without noise of its task, by the VLA and by its own actor on trial."""
+    model, steps = learned(1100, venv=local(task_ids=[0, 2], show_task=True), gate=GATE, bc_coef=2.0)
+    episodes = without_noise(steps)
+    assert {task for task, *_ in episodes} == {0, 2} and not model.gate.gates[1].baseline.trials
+    for task in (0, 2):
+        gate, mine = model.gate.gates[task], [episode[1:] for episode in episodes if episode[0] == task]
+        by_vla = [episode for episode in mine if episode[0][0] == "vla"]
+        assert all(all(vla) for _, vla, _ in by_vla)
+        assert [trial.success for trial in gate.baseline.trials] == [success for *_, success in by_vla][:16]
+        assert gate.candidates > 1 and gate.on_trial
+        tried = [episode for episode in mine if episode[0] == ("actor", gate.candidates)]
+        skipped = 4 if gate.screened else 0
+        assert any(not all(vla) for _, vla, _ in tried)
+        expected = [success for *_, success in tried][skipped:]
+        assert [trial.success for trial in gate.trials.trials] == expected[: gate.trials.size]
+
+
+@pytest.mark.parametrize("lose", [None, {1: 30}])
+def test_collectors_follow_the_weights_of_the_tasks(monkeypatch, lose):
+    """An episode has the task that the weights say at its beginning, when the episode before it has ended."""
+    monkeypatch.setattr(TaskGate, "weights", property(lambda gate: [1, 9, 2 + gate.gates[0].clock // 20 % 4]))
+    venv = local(task_ids=[0, 2], show_task=True, lose=lose)
+    model, steps = learned(600, venv=venv, gate=GATE, learning_starts=1000)
+    seen = set()
+    for rows in rows_by_env(steps).values():
+        for n, row in enumerate(rows):
+            if not row["began"]:
+                continue
+            first = n == 0 or rows[n - 1]["outcome"].broken  # after a reset, which has the weights of the next order
+            weights = row["weights"] if first else rows[n - 1]["weights"]
+            sequence = EpisodeSequence(1, 2)
+            sequence.set_task_weights(weights)
+            assert row["outcome"].task_id == (0, 2)[sequence.task_at(row["state"])]
+            seen.add(tuple(weights))
+    assert seen == {(1, 2), (1, 3), (1, 4), (1, 5)} and venv._workers.replaced == list(lose or ())
+    assert model.gate.metrics()["task_weight_1"] == 9
+
+
+def test_the_episodes_that_a_lost_collector_played_leave_the_sample_of_their_task():
+    """In whatever chunk they are lost, and whoever's they are."""
+    for at in range(10, 18):
+        venv = local(task_ids=[0, 2], show_task=True, lose={1: at}, seed=at)
+        model, steps = learned(200, venv=venv, gate=GATE, learning_starts=1000)
+        broken = [outcome for rows in rows_by_env(steps).values() for row in rows if (outcome := row["outcome"]).broken]
+        assert len(broken) == 2 and {outcome.task_id for outcome in broken} <= {0, 2}
+        for task in (0, 2):
+            trials = model.gate.gates[task].baseline.trials
+            running = sum(trial.success is None for trial in trials)
+            assert len(trials) > 4 and running <= 6 and all(trial.task == task for trial in trials if trial.steps)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +235,8 @@ def test_the_search_counts_the_offsets_that_collectors_have_tried(resets):
     assert all(np.array_equal(a, b) and x == y for (a, x), (b, y) in zip(found, expected[-200:], strict=True))
 
 
-def test_one_collector_is_the_overlapped_loop(monkeypatch):
+@pytest.mark.parametrize("tasks", [{}, {"task_ids": [0, 2], "show_task": True}])
+def test_one_collector_is_the_overlapped_loop(monkeypatch, tasks):
     """With one order at a time a chunk is chosen one step before the updates for the rows before it are done."""
     still = dict(exploration_std=0.0, correction_range=(1.0, 1.0), utd=0.75)
     original = RLT._sample_action
@@ -180,9 +247,9 @@ def test_one_collector_is_the_overlapped_loop(monkeypatch):
         np.random.set_state(state)
         return found
 
-    ours, _ = learned(150, venv=local(1, 2, depth=1), **still)
+    ours, _ = learned(150, venv=local(1, 2, depth=1, **tasks), **still)
     monkeypatch.setattr(RLT, "_sample_action", apart)
-    theirs = make_model(venv=make_numbered(2), train_freq=(1, "overlap"), **fast(**still))
+    theirs = make_model(venv=make_numbered(2, **tasks), train_freq=(1, "overlap"), **fast(**still))
     theirs.learn(150)
     theirs._train_meanwhile()  # the updates that it still owes
     assert ours._n_updates > 80 and same(ours.get_parameters(), theirs.get_parameters())
@@ -283,10 +350,20 @@ def test_a_lost_collector_costs_its_running_episodes_only():
 def test_an_actor_that_was_rejected_plays_on_as_practice():
     """Only episodes that begin now are the next candidate's."""
     seats = OrderedSeats(3)
-    assert seats.follow(Orders(["actor", "vla", "actor"], 1, {})).all()
+    tasks = np.zeros(3, dtype=int)
+    assert seats.follow(Orders([("actor",), ("vla",), ("actor",)], (1,), {}), tasks).all()
     seats.ended(np.array([False, False, True]))
-    began = seats.follow(Orders(["actor"] * 3, 2, {}))
+    began = seats.follow(Orders([("actor",)] * 3, (2,), {}), tasks)
     assert began.tolist() == [False, False, True] and seats.player.tolist() == ["", "vla", "actor"]
+
+
+def test_a_rejected_actor_of_another_task_changes_nothing():
+    """Each environment is told who plays the task that its episode has."""
+    seats, tasks = OrderedSeats(3), np.array([0, 1, 1])
+    seats.follow(Orders([("actor", "vla"), ("vla", "actor"), ("actor", "")], (1, 1), {}), tasks)
+    assert seats.player.tolist() == ["actor", "actor", ""]
+    seats.follow(Orders([("", "")] * 3, (2, 1), {}), tasks)
+    assert seats.player.tolist() == ["", "actor", ""]
 
 
 def test_an_episode_whose_simulator_broke_is_not_counted_as_played():

@@ -44,7 +44,8 @@ def config(out, **changes):
 
 
 @pytest.mark.expensive  # test_collectors.py has the parts of it
-def test_a_run_loses_a_collector_ends_and_goes_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize("tasks", [None, [0, 2]])
+def test_a_run_loses_a_collector_ends_and_goes_on(tmp_path, monkeypatch, tasks):
     """Rows of the lost chunks are not stored; a resumed run goes on with gate, counters and buffer."""
     original, calls = CollectorVecEnv.collect, []
 
@@ -56,7 +57,9 @@ def test_a_run_loses_a_collector_ends_and_goes_on(tmp_path, monkeypatch):
         return original(self, *args)
 
     monkeypatch.setattr(CollectorVecEnv, "collect", collect)
-    run = train(config(tmp_path)).run
+    settings = config(tmp_path)
+    settings.env.task_ids, settings.env.show_task = tasks, None if tasks is None else True
+    run = train(settings).run
     assert not ray.is_initialized()
     log = [row for row in without_clocks(run / "metrics.csv") if "rollout/staleness" in row][-1]
     assert log["rollout/worker_restarts"] == "2" and float(log["rollout/staleness"]) >= 0
