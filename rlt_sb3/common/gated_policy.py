@@ -162,7 +162,8 @@ def tasks_of(observation: Mapping[str, Any]) -> np.ndarray:
     """
     if TASK not in observation:
         return np.zeros(len(next(iter(observation.values()))), dtype=int)
-    return np.asarray(th.as_tensor(observation[TASK]).argmax(1).cpu())
+    told = observation[TASK]
+    return told.argmax(1).cpu().numpy() if th.is_tensor(told) else np.asarray(told).argmax(1)
 
 
 def n_tasks_of(observation_space: Any) -> int | None:

@@ -117,7 +117,7 @@ def test_episodes_are_those_of_one_environment_with_all_members():
 
 
 def without_noise(steps):
-    """Episodes in the order of their start: task, (player, number of its trial), which chunks are the VLA's, success."""
+    """Episodes in the order of their start: task, (player, number of its trial), chunks that are the VLA's, success."""
     episodes, running = [], {}
     for envs, step, orders in steps:
         for row, env in enumerate(envs):
