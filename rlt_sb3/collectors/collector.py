@@ -193,6 +193,7 @@ class Collector:
         """
         self._model, self._versions = self._load(io.BytesIO(saved), self._venv), {}
         self._model.end_trajectories()  # what it counts per environment has the learner's number of them
+        self._weights = None  # its gate has told the environments its own
         self._seats = OrderedSeats(self._venv.num_envs)
         if self._model.gate is not None:
             self._model.gate = self._seats
