@@ -168,7 +168,6 @@ class Collector:
         self._model: Any = None
         self._obs: Any = None
         self._versions: dict[str, Any] = {}  # of the parameters that the copy has
-        self._weights: Sequence[int] | None = None  # that the environments follow
 
     def start(self) -> dict[str, Any]:
         """
@@ -193,7 +192,6 @@ class Collector:
         """
         self._model, self._versions = self._load(io.BytesIO(saved), self._venv), {}
         self._model.end_trajectories()  # what it counts per environment has the learner's number of them
-        self._weights = None  # its gate has told the environments its own
         self._seats = OrderedSeats(self._venv.num_envs)
         if self._model.gate is not None:
             self._model.gate = self._seats
@@ -226,10 +224,9 @@ class Collector:
 
     def _weigh(self, weights: Sequence[int] | None) -> None:
         """Let the environments practice their tasks by these weights from the next episodes on, if they can."""
-        if weights is not None and weights != self._weights:
+        if weights is not None:
             with suppress(AttributeError):
                 self._venv.get_attr("set_task_weights")[0](weights)
-            self._weights = weights
 
     def play(self, training: Parameters, on_trial: Parameters, critics: Parameters, orders: Orders) -> Played:
         """

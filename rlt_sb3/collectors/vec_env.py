@@ -120,6 +120,7 @@ class CollectorVecEnv(CollectingVecEnv):
         found = workers.described[0]
         self.envs_per_worker, count = int(found["num_envs"]), workers.count
         self._attributes = {name: value for name, value in found.items() if not name.endswith("_space")}
+        self._attributes["set_task_weights"] = self.set_task_weights
         self.render_mode = None
         super().__init__(count * self.envs_per_worker, found["observation_space"], found["action_space"])
         #: numbers of each collector's environments
@@ -355,8 +356,6 @@ class CollectorVecEnv(CollectingVecEnv):
         """
         if attr_name == "render_mode":
             return [None for _ in self._get_indices(indices)]
-        if attr_name == "set_task_weights":
-            return [self.set_task_weights for _ in self._get_indices(indices)]
         if attr_name not in self._attributes:
             raise AttributeError(f"Of environments in collectors only {sorted(self._attributes)} are known.")
         return [self._attributes[attr_name] for _ in self._get_indices(indices)]

@@ -255,10 +255,15 @@ class PolicyGate:
     def _samples(self) -> dict[str, Sample]:
         return {"vla": self.baseline, "actor": self.trials}
 
-    @property
-    def next_player(self) -> str:
-        """Whose sample an episode without noise is for that begins now: "vla", "actor", or "": nobody's."""
-        return next((name for name, sample in self._samples().items() if sample.wanted), "")
+    def next_player(self, *players: str) -> str:
+        """
+        Tell whose sample an episode without noise is for that begins now.
+
+        :param players: whose samples count, the first one that needs more first; none: those of all
+        :return: "vla", "actor", or "": nobody's
+        """
+        samples = self._samples()
+        return next((name for name in players or samples if samples[name].wanted), "")
 
     def take_seats(self, drawn: np.ndarray, *players: str) -> None:
         """
@@ -269,7 +274,7 @@ class PolicyGate:
         """
         samples = self._samples()
         for env in np.flatnonzero(drawn & self._fresh):
-            name = next((name for name in players if samples[name].wanted), "")
+            name = self.next_player(*players)
             self.player[env], self._seats[env] = name, samples[name].start(self.clock) if name else None
 
     # ---------------------------------------------------------------- where others play
@@ -292,7 +297,7 @@ class PolicyGate:
         """
         self.try_next(policy, ready)
         drawn = np.random.random(n) < (1.0 if warm_up else self.share_now)
-        return [(self.next_player if one else "",) for one in drawn]
+        return [(self.next_player() if one else "",) for one in drawn]
 
     def seat(
         self, envs: Sequence[int], tasks: np.ndarray, began: np.ndarray, players: np.ndarray, trials: Sequence[int]

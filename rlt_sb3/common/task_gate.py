@@ -204,7 +204,7 @@ class TaskGate:
         for gate, view in self._views(policy):
             gate.try_next(view, ready)
         drawn = np.random.random(n) < (1.0 if warm_up else self.gates[0].share_now)
-        return [tuple(gate.next_player if one else "" for gate in self.gates) for one in drawn]
+        return [tuple(gate.next_player() if one else "" for gate in self.gates) for one in drawn]
 
     def seat(
         self, envs: Sequence[int], tasks: np.ndarray, began: np.ndarray, players: np.ndarray, trials: Sequence[int]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import threading
 import time
@@ -23,6 +22,7 @@ from rlt_sb3.experiment.algorithms import get_algorithm
 from rlt_sb3.experiment.config import EnvConfig, load_config
 from rlt_sb3.experiment.evaluate_run import MODELS
 from rlt_sb3.experiment.models import as_predictor, load_model
+from rlt_sb3.experiment.report import read_evaluations
 
 if TYPE_CHECKING:
     from rlt_gym.rl_token.base import Encoder
@@ -207,10 +207,11 @@ class RunService:
 
 def _one_hot(run: Path, n_tasks: int) -> dict[str, np.ndarray]:
     """Return ``task`` (T,) of each instruction that a run with ``show_task`` has practiced."""
-    results = run / "evaluations.json"
-    tasks = (json.loads(results.read_text()) if results.is_file() else {}).get("tasks")
+    tasks = read_evaluations(run).get("tasks")
     if not tasks:
-        raise ValueError(f"{results} lacks the tasks' instructions, which show_task needs: the run cannot be served.")
+        raise ValueError(
+            f"{run}/evaluations.json lacks the tasks' instructions, which show_task needs: the run cannot be served."
+        )
     numbers = {instruction: int(number) for number, instruction in tasks.items()}
     if len(numbers) < len(tasks):
         raise ValueError(
