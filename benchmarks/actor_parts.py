@@ -4,12 +4,13 @@ Which part of a practicing actor solves its task: the offset, or the network.
     python benchmarks/actor_parts.py runs/demo
     python benchmarks/actor_parts.py runs/demo --n-states 48 --parts whole offset
     python benchmarks/actor_parts.py runs/demo --n-states 6 --parts whole --films films
+    python benchmarks/actor_parts.py runs/libero_goal_ten --task 5
 
 An actor of RLT plays the VLA's chunk plus an offset plus the network's correction. For every checkpoint of a run, the
 practicing actor plays the first selection states: whole, with the offset alone, with the network alone, and with the
 offset and the network only while the VLA's command to the gripper opens it, or closes it. The first row is the frozen
 VLA. A minute of CPU time or two for each number. With ``--films``, each of these episodes is filmed: a run has no
-film of an actor that it has never deployed.
+film of an actor that it has never deployed. Of a run that shows the task, ``--task`` says which one is played.
 
 The second table says what the network adds in the observations of the first part: the norm of its mean over all of them
 and over a chunk, in units of ``action_scale``, the norm of the standard deviation over observations, and the cosine
@@ -27,6 +28,7 @@ import torch as th
 from json_file import write_json
 
 from rlt_sb3 import RLT
+from rlt_sb3.common.gated_policy import n_tasks_of
 from rlt_sb3.evaluation.evaluate import evaluate
 from rlt_sb3.experiment.checkpoints import Checkpoint, all_checkpoints
 from rlt_sb3.experiment.config import TrainConfig, load_config
@@ -88,17 +90,18 @@ def as_function(model: RLT, part: str, seen: list[Observation] | None = None) ->
     return act
 
 
-def network_beside_offset(model: RLT, seen: list[Observation]) -> list[dict[str, Any]]:
+def network_beside_offset(model: RLT, seen: list[Observation], task: int) -> list[dict[str, Any]]:
     """
     Compare what the network adds with the offset.
 
     :param model: the model
-    :param seen: observations
+    :param seen: observations of one task
+    :param task: which one; 0 if observations do not say which task is played
     :return: for each of the offset's vectors: "gripper" ("opens" or "closes"), "rows", "mean", "spread" and "cosine"
     """
     actor, rows = model.policy.training_actor, []
     free = np.arange(actor.offset.shape[-1]) != (-1 if actor.gripper is None else actor.gripper)
-    of_units = (actor.offset[0].cpu().numpy() / model.action_unit)[:, free]
+    of_units = (actor.offset[task].cpu().numpy() / model.action_unit)[:, free]
     chunks = [as_function(model, part) for part in ("network", "offset")]
     reference = np.concatenate([obs["vla_ref"] for obs in seen])
     network, offset = (np.concatenate([play(obs) for obs in seen]) - reference for play in chunks)
@@ -139,6 +142,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="folder of a run of RLT")
     parser.add_argument("--n-states", type=int, default=24, help="how many selection states")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--task", type=int, default=0, help="of a run that shows the task: its number among the run's")
     parser.add_argument("--last", action="store_true", help="the last checkpoint only")
     parser.add_argument("--films", type=Path, help="folder; its subfolder videos gets a film of every episode")
     parser.add_argument("--json", type=Path)
@@ -146,6 +150,10 @@ def main() -> None:
     config, checkpoints = read_run(parser, args.run)
     if args.last:
         checkpoints = checkpoints[-1:]
+    tasks = n_tasks_of(RLT.load(checkpoints[0].model, device="cpu").observation_space) or 1
+    if not 0 <= args.task < tasks:
+        parser.error(f"--task must be in 0..{tasks - 1} (the tasks that {args.run} tells apart), got {args.task}.")
+    shard, n_states = (args.task, tasks), args.n_states * tasks  # states of the tasks take turns
     if args.films:
         args.films.mkdir(parents=True, exist_ok=True)
     found, compared = [], []
@@ -154,8 +162,8 @@ def main() -> None:
         print("| chunks | plays | solved |\n|---|---|---|")
 
         def play(policy: Any, chunks: int, name: str) -> None:
-            filmed = args.n_states if args.films else 0
-            played = evaluate(policy, env, args.n_states, split="selection", name=name, record_states=filmed)
+            filmed = n_states if args.films else 0
+            played = evaluate(policy, env, n_states, split="selection", name=name, record_states=filmed, shard=shard)
             if args.films:
                 RunDir(args.films).write_films(f"{chunks}-{name.replace(' ', '-')}", played)
             low, high = played.interval
@@ -167,7 +175,7 @@ def main() -> None:
             model, seen = RLT.load(checkpoint.model, device="cpu"), list[Observation]()
             for part in args.parts:
                 play(as_function(model, part, seen if part == args.parts[0] else None), checkpoint.chunks, part)
-            compared += [{"chunks": checkpoint.chunks, **row} for row in network_beside_offset(model, seen)]
+            compared += [{"chunks": checkpoint.chunks, **row} for row in network_beside_offset(model, seen, args.task)]
     finally:
         env.close()
     print("\n| chunks | gripper | rows | network's mean | spread | cosine with the offset |\n|---|---|---|---|---|---|")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch as th
 from benchmark_helpers import import_benchmark, run_benchmark
-from run_helpers import small
+from run_helpers import quick, small
 
 from rlt_sb3.experiment.report import read_evaluations
 from rlt_sb3.experiment.train import train
@@ -55,7 +55,7 @@ def test_what_the_network_adds_is_compared_with_the_offset(actor_parts):
         actor.offset[0] += th.tensor(offset)
     obs = random_obs(model, 16)
     obs["vla_ref"] = np.clip(obs["vla_ref"], -0.5, 0.5)
-    opens, closes = actor_parts.network_beside_offset(model, [obs, obs])
+    opens, closes = actor_parts.network_beside_offset(model, [obs, obs], 0)
     assert opens["rows"] + closes["rows"] == 32 and (opens["gripper"], closes["gripper"]) == ("opens", "closes")
     for row, cosine in ((opens, (0.03**2 - 0.04**2) / 0.05**2), (closes, 0.0)):
         assert row["mean"] == pytest.approx(0.1, abs=1e-5) and row["spread"] < 1e-5
@@ -89,3 +89,26 @@ def test_films_are_of_the_last_practicing_actor(actor_parts, tmp_path, monkeypat
     for at, plays, solved in expected:
         names = [name for name in films if name.startswith(f"{at}-{plays}-state-")]
         assert len(names) == 4 and sum(name.endswith("-success.mp4") for name in names) == solved
+
+
+def test_of_several_tasks_one_is_played(actor_parts, tmp_path, monkeypatch, capsys):
+    """What is counted is what the run's evaluations say of this task's states."""
+    config = quick(tmp_path)
+    config.env.kwargs = {"task_ids": [0, 1, 2], "show_task": True}
+    config.evaluation = replace(config.evaluation, selection_states=6)
+    run = train(config).run
+    data = read_evaluations(run)
+    last = data["selection"][-1]
+    for task in range(3):
+        words = [str(run), "--task", str(task), "--n-states", "2", "--parts", "whole", "--last"]
+        monkeypatch.setattr(sys, "argv", ["actor_parts.py", *words, "--json", str(tmp_path / "parts.json")])
+        actor_parts.main()
+        found = json.loads((tmp_path / "parts.json").read_text())["found"]
+        evaluations = (data["vla_selection"], last.get("candidate") or last["evaluation"])
+        rows = [[row for row in each["rows"] if row["task_id"] == task] for each in evaluations]
+        assert [row["n"] for row in found] == [len(each) for each in rows] == [2, 2]
+        assert [row["solved"] for row in found] == [sum(row["success"] for row in each) for each in rows]
+    monkeypatch.setattr(sys, "argv", ["actor_parts.py", str(run), "--task", "3"])
+    with pytest.raises(SystemExit):
+        actor_parts.main()
+    assert "--task must be in 0..2" in capsys.readouterr().err
