@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="folder of a run of RLT")
     parser.add_argument("--n-states", type=int, default=24, help="how many selection states")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--task", type=int, default=0, help="of a run that shows the task: its number among the run's")
+    parser.add_argument("--task", type=int, default=0, help="of a run that shows the task: its number in the suite")
     parser.add_argument("--last", action="store_true", help="the last checkpoint only")
     parser.add_argument("--films", type=Path, help="folder; its subfolder videos gets a film of every episode")
     parser.add_argument("--json", type=Path)
@@ -150,15 +150,18 @@ def main() -> None:
     config, checkpoints = read_run(parser, args.run)
     if args.last:
         checkpoints = checkpoints[-1:]
-    tasks = n_tasks_of(RLT.load(checkpoints[0].model, device="cpu").observation_space) or 1
-    if not 0 <= args.task < tasks:
-        parser.error(f"--task must be in 0..{tasks - 1} (the tasks that {args.run} tells apart), got {args.task}.")
-    shard, n_states = (args.task, tasks), args.n_states * tasks  # states of the tasks take turns
     if args.films:
         args.films.mkdir(parents=True, exist_ok=True)
     found, compared = [], []
     env = make_env(config.env, "selection", config.seed)
     try:
+        unwrapped: Any = env.unwrapped
+        shown = n_tasks_of(env.single_observation_space) is not None
+        tasks = [task.task_id for task in unwrapped.tasks] if shown else [0]
+        if args.task not in tasks:
+            parser.error(f"--task must be one of {tasks} (the tasks that {args.run} tells apart), got {args.task}.")
+        # states of the tasks take turns
+        shard, n_states = (tasks.index(args.task), len(tasks)), args.n_states * len(tasks)
         print("| chunks | plays | solved |\n|---|---|---|")
 
         def play(policy: Any, chunks: int, name: str) -> None:
