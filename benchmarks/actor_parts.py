@@ -28,7 +28,7 @@ import torch as th
 from json_file import write_json
 
 from rlt_sb3 import RLT
-from rlt_sb3.common.gated_policy import n_tasks_of
+from rlt_sb3.common.gated_policy import n_tasks_of, tasks_of
 from rlt_sb3.evaluation.evaluate import evaluate
 from rlt_sb3.experiment.checkpoints import Checkpoint, all_checkpoints
 from rlt_sb3.experiment.config import TrainConfig, load_config
@@ -90,17 +90,17 @@ def as_function(model: RLT, part: str, seen: list[Observation] | None = None) ->
     return act
 
 
-def network_beside_offset(model: RLT, seen: list[Observation], task: int) -> list[dict[str, Any]]:
+def network_beside_offset(model: RLT, seen: list[Observation]) -> list[dict[str, Any]]:
     """
     Compare what the network adds with the offset.
 
     :param model: the model
     :param seen: observations of one task
-    :param task: which one; 0 if observations do not say which task is played
     :return: for each of the offset's vectors: "gripper" ("opens" or "closes"), "rows", "mean", "spread" and "cosine"
     """
     actor, rows = model.policy.training_actor, []
     free = np.arange(actor.offset.shape[-1]) != (-1 if actor.gripper is None else actor.gripper)
+    task = tasks_of(seen[0])[0]
     of_units = (actor.offset[task].cpu().numpy() / model.action_unit)[:, free]
     chunks = [as_function(model, part) for part in ("network", "offset")]
     reference = np.concatenate([obs["vla_ref"] for obs in seen])
@@ -178,7 +178,7 @@ def main() -> None:
             model, seen = RLT.load(checkpoint.model, device="cpu"), list[Observation]()
             for part in args.parts:
                 play(as_function(model, part, seen if part == args.parts[0] else None), checkpoint.chunks, part)
-            compared += [{"chunks": checkpoint.chunks, **row} for row in network_beside_offset(model, seen, args.task)]
+            compared += [{"chunks": checkpoint.chunks, **row} for row in network_beside_offset(model, seen)]
     finally:
         env.close()
     print("\n| chunks | gripper | rows | network's mean | spread | cosine with the offset |\n|---|---|---|---|---|---|")

@@ -59,7 +59,7 @@ def test_what_the_network_adds_is_compared_with_the_offset(actor_parts, task):
     obs["vla_ref"] = np.clip(obs["vla_ref"], -0.5, 0.5)
     if task is not None:
         obs["task"] = np.eye(3, dtype=np.float32)[[task] * 16]
-    opens, closes = actor_parts.network_beside_offset(model, [obs, obs], task or 0)
+    opens, closes = actor_parts.network_beside_offset(model, [obs, obs])
     assert opens["rows"] + closes["rows"] == 32 and (opens["gripper"], closes["gripper"]) == ("opens", "closes")
     for row, cosine in ((opens, (0.03**2 - 0.04**2) / 0.05**2), (closes, 0.0)):
         assert row["mean"] == pytest.approx(0.1, abs=1e-5) and row["spread"] < 1e-5
