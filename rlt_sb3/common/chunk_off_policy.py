@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rlt_sb3.common.replay.buffer import ChunkReplayBuffer
 
 #: Increased when the contents of saved models change; load() refuses other numbers.
-SAVED_FORMAT = 6
+SAVED_FORMAT = 7
 #: Unit of ``train_freq`` besides Stable-Baselines3's "step" and "episode".
 OVERLAP = "overlap"
 #: Arguments of constructors that are no settings.

@@ -12,6 +12,7 @@ import numpy as np
 import torch as th
 
 from rlt_sb3.common.chunk_outcome import ChunkOutcome
+from rlt_sb3.common.gated_policy import TASK
 from rlt_sb3.common.stats import fisher_p
 from rlt_sb3.rlt.features import TensorDict
 from rlt_sb3.rlt.policies import RLTCritic
@@ -33,7 +34,12 @@ def reverse_gripper(chunks: np.ndarray, gripper: int, chosen: np.ndarray) -> Non
 
 
 def pull_gripper(
-    critic: RLTCritic, observations: TensorDict, actions: th.Tensor, target: th.Tensor, gripper: int
+    critic: RLTCritic,
+    observations: TensorDict,
+    actions: th.Tensor,
+    target: th.Tensor,
+    gripper: int,
+    in_tasks: np.ndarray,
 ) -> th.Tensor:
     """
     Reverse the gripper in the chunks to which the actor is pulled, where the critics prefer it.
@@ -41,10 +47,11 @@ def pull_gripper(
     Compared are the actor's chunk with the VLA's commands and with the reversed ones.
 
     :param critic: the critics
-    :param observations: ``z_rl``, ``proprio`` and ``vla_ref`` (B, C, d)
+    :param observations: ``z_rl``, ``proprio`` and ``vla_ref`` (B, C, d), and ``task`` (B, T) if there are several
     :param actions: of the actor, flat (B, C*d)
     :param target: chunks to which it is pulled so far, flat (B, C*d)
     :param gripper: place of the command in an action
+    :param in_tasks: in which tasks it may be reversed, bool (T,); not used where observations tell no tasks apart
     :return: the new target, flat (B, C*d). It is the old one where someone else than the VLA chose the chunk
     """
     reference = observations["vla_ref"].float()
@@ -57,6 +64,8 @@ def pull_gripper(
         better = critic.q_values(observations, opposite.flatten(1)).min(0).values
         better = better > critic.q_values(observations, own.flatten(1)).mean(0) + MARGIN
     better &= (target == reference.flatten(1)).all(1)
+    if TASK in observations:  # without a copy of in_tasks to a GPU: that cannot be recorded as a CUDA graph
+        better &= th.stack([observations[TASK][:, task] for task in np.flatnonzero(in_tasks)]).any(0)
     wanted[..., gripper] = th.where(better[:, None], command, wanted[..., gripper])
     return wanted.flatten(1)
 
@@ -69,9 +78,12 @@ class GripperTrial:
     gripper around an object prefer it by mistake. So the correction is not used before there is evidence for it. A
     randomized trial gives it: in :attr:`SHARE` of the first :attr:`EPISODES` episodes with noise some chunks are
     reversed. Once these succeed more often than the others, by Fisher's exact test at :attr:`LEVEL`, the correction is
-    used to the end. If they have not after that many episodes, nothing is reversed any more.
+    used to the end. If they have not after that many episodes, nothing is reversed any more. Where observations say
+    which task is played, each task has a trial of its own: a VLA's gripper can be right in one task and wrong in
+    another.
 
     :param flip: "auto" holds the trial; a number: the probability for each chunk with noise, and no trial
+    :param n_tasks: number T of tasks that observations tell apart; 1 if they tell none
     """
 
     #: share of the episodes with noise in which chunks are reversed, and the probability for each of their chunks
@@ -81,21 +93,23 @@ class GripperTrial:
     #: probability for each chunk with noise once the trial has succeeded
     FLIP = 0.02
 
-    def __init__(self, flip: float | str):
-        self.flip = 0.0 if isinstance(flip, str) else float(flip)
-        self.trying = isinstance(flip, str)
-        self.ended: list[tuple[bool, bool]] = []  # whether the episode was drawn for reversed chunks, success
+    def __init__(self, flip: float | str, n_tasks: int = 1):
+        self.flip = np.full(n_tasks, 0.0 if isinstance(flip, str) else float(flip))
+        self.trying = np.full(n_tasks, isinstance(flip, str))
+        #: of each task's episodes: whether it was drawn for reversed chunks, and whether it was a success
+        self.ended: list[list[tuple[bool, bool]]] = [[] for _ in range(n_tasks)]
+        self.practiced = np.zeros(n_tasks, dtype=bool)  # a suite has tasks that are not played
         self.restart(1)
 
     @property
-    def corrects(self) -> bool:
-        """Whether the gripper is reversed where critics prefer it."""
+    def corrects(self) -> np.ndarray:
+        """In which tasks the gripper is reversed where critics prefer it, (T,)."""
         return self.flip > 0.0
 
     @property
-    def reverses(self) -> bool:
-        """Whether chunks are reversed: in the trial, and after one that has succeeded."""
-        return self.trying or self.corrects
+    def reverses(self) -> np.ndarray:
+        """In which tasks chunks are reversed, (T,): in the trial, and after one that has succeeded."""
+        return self.practiced & (self.trying | self.corrects)
 
     def restart(self, n_envs: int) -> None:
         """
@@ -108,46 +122,49 @@ class GripperTrial:
         self.drawn = np.zeros(n_envs, dtype=bool)  # whether it is one in which chunks are reversed
         self.reversed = np.zeros(n_envs, dtype=bool)  # whether one was reversed already in the trial
 
-    def reverse(self, chunks: np.ndarray, gripper: int, noisy: np.ndarray) -> None:
+    def reverse(self, chunks: np.ndarray, gripper: int, noisy: np.ndarray, tasks: np.ndarray) -> None:
         """
         Reverse the gripper in some of the chunks about to be played.
 
         :param chunks: (n_envs, C, d), changed in place
         :param gripper: place of the command in an action
         :param noisy: which environments play with noise, bool (n_envs,)
+        :param tasks: task of each environment (n_envs,)
         """
-        if not self.reverses:
+        self.practiced[tasks] = True
+        if not self.reverses.any():
             return
-        n_envs = len(chunks)
-        rate = np.full(n_envs, self.flip)
-        if self.trying:
-            self.counts[self.fresh] = noisy[self.fresh]
+        n_envs, rate, trying = len(chunks), self.flip[tasks], self.trying[tasks]
+        if trying.any():
+            self.counts[self.fresh] = (noisy & trying)[self.fresh]
             self.drawn[self.fresh] = (np.random.random(n_envs) < self.SHARE)[self.fresh]
-            rate = np.where(self.counts & self.drawn, self.RATE, 0.0)
+            rate = np.where(trying, np.where(self.counts & self.drawn, self.RATE, 0.0), rate)
         chosen = noisy & (np.random.random(n_envs) < rate)
         reverse_gripper(chunks, gripper, chosen)
-        self.reversed |= chosen & self.trying
+        self.reversed |= chosen & trying
 
-    def step(self, outcomes: Sequence[ChunkOutcome], dones: np.ndarray) -> None:
+    def step(self, outcomes: Sequence[ChunkOutcome], dones: np.ndarray, tasks: np.ndarray) -> None:
         """
-        Count one vector step of the trial, and end it if it has succeeded or has had its episodes.
+        Count one vector step of the trials, and end those that have succeeded or have had their episodes.
 
         :param outcomes: of the chunks just played, one per environment. An episode whose simulator broke or in which
             someone took over does not count
         :param dones: (n_envs,)
+        :param tasks: task of each environment in that step (n_envs,)
         """
         self.fresh = np.array(dones, dtype=bool)
         for env, (outcome, done) in enumerate(zip(outcomes, dones, strict=True)):
-            self.counts[env] &= not (outcome.broken or outcome.taken_over)
+            self.counts[env] &= self.trying[tasks[env]] and not (outcome.broken or outcome.taken_over)
             if done and self.counts[env]:
-                self.ended.append((bool(self.drawn[env]), bool(outcome.success)))
+                self.ended[tasks[env]].append((bool(self.drawn[env]), bool(outcome.success)))
         self.counts[self.fresh] = self.reversed[self.fresh] = False
-        if self.fresh.any() and self._succeeded():
-            self.trying, self.flip = False, self.FLIP
-        elif len(self.ended) >= self.EPISODES:
-            self.trying = False
+        for task in np.unique(tasks[self.fresh & self.trying[tasks]]):
+            if self._succeeded(task):
+                self.trying[task], self.flip[task] = False, self.FLIP
+            elif len(self.ended[task]) >= self.EPISODES:
+                self.trying[task] = False
 
-    def _succeeded(self) -> bool:
-        drawn = [success for was_drawn, success in self.ended if was_drawn]
-        others = [success for was_drawn, success in self.ended if not was_drawn]
+    def _succeeded(self, task: int) -> bool:
+        drawn = [success for was_drawn, success in self.ended[task] if was_drawn]
+        others = [success for was_drawn, success in self.ended[task] if not was_drawn]
         return fisher_p((sum(drawn), len(drawn), sum(others), len(others))) <= self.LEVEL

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch as th
 from stable_baselines3.common.type_aliases import Schedule
 from torch import nn
 
-from rlt_sb3.common.replay.storage import ChunkBatch
+from rlt_sb3.common.gated_policy import TASK
+from rlt_sb3.common.replay.storage import ChunkBatch, TensorDict
 from rlt_sb3.common.torch_utils import EnsembleMLP, polyak
 
 
@@ -23,6 +25,7 @@ class GripperCritic(nn.Module):
     An ensemble of Q-functions of the observation and of whether the gripper is reversed.
 
     :param features_dim: size F of the features of an observation
+    :param n_tasks: number T of tasks that observations tell apart; 1 if they tell none
     :param place: of the gripper's command in an action
     :param n_critics: number of members
     :param net_arch: hidden layer sizes of each member
@@ -36,6 +39,7 @@ class GripperCritic(nn.Module):
     def __init__(
         self,
         features_dim: int,
+        n_tasks: int,
         place: int = -1,
         n_critics: int = 5,
         net_arch: Sequence[int] = (128, 128),
@@ -48,8 +52,8 @@ class GripperCritic(nn.Module):
         super().__init__()
         self.place, self.margin = place, margin
         self.ensemble = EnsembleMLP(n_critics, features_dim + 1, net_arch, nn.ReLU)
-        # until the critics' warm-up has ended, nothing is reversed
-        self.register_buffer("active", th.zeros((), dtype=th.bool))
+        # in which tasks; until the critics' warm-up has ended, in none
+        self.register_buffer("active", th.zeros(n_tasks, dtype=th.bool))
 
     def q_values(self, features: th.Tensor, reverse: th.Tensor) -> th.Tensor:
         """
@@ -61,30 +65,33 @@ class GripperCritic(nn.Module):
         """
         return self.ensemble(features, actions=reverse[:, None].float() * 2.0 - 1.0)
 
-    def reverses(self, features: th.Tensor) -> th.Tensor:
+    def reverses(self, observations: TensorDict, features: th.Tensor) -> th.Tensor:
         """
         Choose where the gripper is reversed.
 
-        :param features: of observations (B, F)
+        :param observations: with ``task`` (B, T) if there are several
+        :param features: of the observations (B, F)
         :return: bool (B,)
         """
         with th.no_grad():
             yes = th.ones(len(features), dtype=th.bool, device=features.device)
             better = self.q_values(features, yes).amin(0) > self.q_values(features, ~yes).mean(0) + self.margin
-            return better & self.active
+            return better & (self.active[observations[TASK].argmax(1)] if TASK in observations else self.active)
 
-    def command(self, chunks: th.Tensor, reference: th.Tensor, features: th.Tensor) -> th.Tensor:
+    def command(self, chunks: th.Tensor, observations: TensorDict, features: th.Tensor) -> th.Tensor:
         """
         Reverse the gripper where that is better.
 
         :param chunks: flat (B, C*d)
-        :param reference: the VLA's chunks (B, C, d)
+        :param observations: with the VLA's chunks ``vla_ref`` (B, C, d), and ``task`` (B, T) if there are several
         :param features: of the observations (B, F)
         :return: chunks, flat (B, C*d), without a gradient of the commands that are reversed
         """
+        reference = observations["vla_ref"].float()
         wanted = chunks.view_as(reference).clone()
         opposite = th.where(closes(reference[..., self.place]), -1.0, 1.0)[:, None]
-        wanted[..., self.place] = th.where(self.reverses(features)[:, None], opposite, wanted[..., self.place])
+        reverse = self.reverses(observations, features)[:, None]
+        wanted[..., self.place] = th.where(reverse, opposite, wanted[..., self.place])
         return wanted.flatten(1)
 
 
@@ -125,7 +132,8 @@ class GripperTraining:
         :return: targets (B,)
         """
         with th.no_grad():
-            next_q = self.slow.q_values(next_features, self.slow.reverses(next_features)).amin(0)
+            chosen = self.slow.reverses(batch.next_observations, next_features)
+            next_q = self.slow.q_values(next_features, chosen).amin(0)
             targets = (batch.rewards + (1.0 - batch.dones) * batch.discounts * next_q.unsqueeze(1)).squeeze(1)
             return targets if bounds is None else targets.clamp_(*bounds)
 
@@ -160,7 +168,11 @@ class GripperTraining:
         """
         polyak(self.online, self.slow, tau)
 
-    def activate(self) -> None:
-        """Reverse the gripper from now on where that is better."""
+    def activate(self, in_tasks: np.ndarray) -> None:
+        """
+        Reverse the gripper from now on where that is better.
+
+        :param in_tasks: in which tasks, bool (T,)
+        """
         for critic in (self.online, self.slow):
-            critic.active.fill_(True)
+            critic.active.copy_(th.as_tensor(in_tasks))

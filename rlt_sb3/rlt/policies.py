@@ -92,10 +92,12 @@ class RLTActor(Actor):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
         self.gripper = gripper
-        size = (n_tasks_of(observation_space) or 1, 1 if gripper is None else 2, action_space.shape[-1])
-        self.register_buffer("offset", th.zeros(size))
+        n_tasks = n_tasks_of(observation_space) or 1
+        self.register_buffer("offset", th.zeros(n_tasks, 1 if gripper is None else 2, action_space.shape[-1]))
         self.gripper_kwargs = gripper_critic
-        self.gripper_critic = None if gripper_critic is None else GripperCritic(features_dim, **gripper_critic)
+        self.gripper_critic = None
+        if gripper_critic is not None:
+            self.gripper_critic = GripperCritic(features_dim, n_tasks, **gripper_critic)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         own = {
@@ -158,7 +160,7 @@ class RLTActor(Actor):
         chunks = AntiWindupClamp.apply(reference + self.offsets(obs) + output if self.mode == "residual" else output)
         if self.gripper_critic is None:
             return chunks
-        return self.gripper_critic.command(chunks, obs["vla_ref"].float(), seen_features)
+        return self.gripper_critic.command(chunks, obs, seen_features)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         # RLT._sample_action adds the exploration noise
@@ -296,7 +298,7 @@ class RLTPolicy(TD3Policy):
     :param gripper_flip: probability, for each chunk with noise, that the gripper does the opposite of its commands; the
         pull is then towards the opposite where critics prefer it (:func:`~rlt_sb3.rlt.gripper.pull_gripper`). 0.02 is
         for a VLA that does not let go, or does not grasp. "auto": 0.02 once a trial in some of the first episodes has
-        shown that it helps (:class:`~rlt_sb3.rlt.gripper.GripperTrial`). 0: neither
+        shown that it helps, in each task by itself (:class:`~rlt_sb3.rlt.gripper.GripperTrial`). 0: neither
     :param gripper_critic: a critic of the gripper's command alone decides where it is reversed, instead of the pull:
         ``n_critics``, ``net_arch`` and ``margin`` of :class:`~rlt_sb3.rlt.gripper_critic.GripperCritic` (RLT adds its
         place), ``{}`` for its defaults. It learns from chunks that ``gripper_flip`` reverses. None: no such critic

@@ -269,7 +269,7 @@ class RLT(RLTRollouts, TD3):
                 self.search.restart(self.n_envs)
                 self._follow_search()
         if self.gripper_trial is None:  # load() brings its own
-            self.gripper_trial = GripperTrial(self.policy.gripper_flip)
+            self.gripper_trial = GripperTrial(self.policy.gripper_flip, len(self.actor.offset))
             self.gripper_trial.restart(self.n_envs)
 
     def _describe_robot(self) -> None:
@@ -378,7 +378,7 @@ class RLT(RLTRollouts, TD3):
         owns = self.search is not None and self.search.owns_constants
         return (
             self.tau, self.policy.actor_tau, self.policy.actor_std, self.target_policy_noise, self.target_noise_clip,
-            self.q_bounds, self.reference_dropout, self.bc_failure_weight, self.corrects_gripper, self.gripper,
+            self.q_bounds, self.reference_dropout, self.bc_failure_weight, tuple(self._corrects), self.gripper,
             self.search is None, owns, tuple(self.action_unit.flatten().tolist()),
         )  # fmt: skip
 
@@ -473,7 +473,7 @@ class RLT(RLTRollouts, TD3):
             stats += [] if training is None else [recon_loss]
         if self.policy.gripper_training is not None:
             assert self.gripper_trial is not None
-            learns = self.gripper_trial.reverses  # not after a trial in vain
+            learns = self.gripper_trial.reverses.any()  # not after trials in vain
             stats.append(self._update_gripper(batch) if learns else th.zeros((), device=self.device))
         return th.stack([stat.detach() for stat in stats])
 
@@ -487,8 +487,8 @@ class RLT(RLTRollouts, TD3):
                 for observations in (batch.observations, batch.next_observations)
             )
         loss = training.step(batch, features, of_next, self.q_bounds)
-        if self._corrects and not self._warming_up:
-            training.activate()
+        if not self._warming_up:
+            training.activate(self._corrects)
         return loss
 
     def _update_actor(
@@ -512,10 +512,10 @@ class RLT(RLTRollouts, TD3):
         actions = self.actor(observations, keep)
         if follow_q and self.corrects_gripper:
             assert self.gripper is not None
-            bc_target = pull_gripper(self.critic, observations, actions, bc_target, self.gripper)
+            bc_target = pull_gripper(self.critic, observations, actions, bc_target, self.gripper, self._corrects)
         elif self.actor.gripper_critic is not None:  # no distance to commands that the actor does not choose
             bc_target = self.actor.gripper_critic.command(
-                bc_target, observations["vla_ref"].float(), self.actor.features_extractor(observations)
+                bc_target, observations, self.actor.features_extractor(observations)
             )
         reversed_rows = (bc_target != batch.bc_target).any(1).float().mean()
         if self.search is not None:  # the pull is towards the VLA's chunk with the offset

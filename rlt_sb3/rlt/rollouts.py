@@ -88,7 +88,8 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
             if self.gate is not None:
                 self.gate.play_vla(self._last_obs)
             if self.search is not None:
-                known = np.full((n_envs, *self.search.shape), 0.0 if self._vla_has_offset else np.nan)
+                known = np.full((n_envs, *self.search.shape), np.nan)
+                known[self._vla_has_offset] = 0.0
                 self.search.draw(np.zeros(n_envs, dtype=bool), known, known)
             return reference, reference.copy()
         self._measure_unit()
@@ -111,8 +112,8 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
         chunk[noisy] = self._with_noise(observation, reference, correction, action_noise)[noisy]
         if self.gripper is not None:
             assert self.gripper_trial is not None
-            self.gripper_trial.reverse(chunk, self.gripper, noisy)
-            if self.search is not None and self.gripper_trial.trying:
+            self.gripper_trial.reverse(chunk, self.gripper, noisy, self._tasks())
+            if self.search is not None and self.gripper_trial.trying.any():
                 self.search.give_up(self.gripper_trial.reversed)  # they say nothing about the offset
         return chunk, chunk.copy()
 
@@ -161,9 +162,10 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
         return np.clip(chunks + self.search.of_chunks(offsets, chunks) * self.action_unit, -1.0, 1.0)
 
     @property
-    def _vla_has_offset(self) -> bool:
-        """Whether the VLA plays what the actor would play with the offset zero."""
-        return self.search_opens and not (self.policy.gripper_training is not None and self._corrects)
+    def _vla_has_offset(self) -> np.ndarray:
+        """In which environments the VLA plays what the actor would play with the offset zero (n_envs,)."""
+        differs = self._corrects[self._tasks()] & (self.policy.gripper_training is not None)
+        return ~differs & self.search_opens
 
     def _offsets_without_noise(self) -> np.ndarray:
         """
@@ -176,8 +178,7 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
         found = np.full((len(tasks), *self.search.shape), np.nan)
         if self.gate is None:
             return found
-        if self._vla_has_offset:
-            found[self.gate.player == "vla"] = 0.0
+        found[(self.gate.player == "vla") & self._vla_has_offset] = 0.0
         on_trial = self.policy.actor_on_trial
         for env in np.flatnonzero(self.search.fresh & (self.gate.player == "actor")):
             actor = on_trial.actors[tasks[env]] if isinstance(on_trial, TaskActors) else on_trial
@@ -236,13 +237,15 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
 
     @property
     def corrects_gripper(self) -> bool:
-        """Whether the pull reverses the gripper where critics prefer it."""
-        return self._corrects and self.policy.gripper_training is None
+        """Whether the pull reverses the gripper where critics prefer it, in any task."""
+        return bool(self._corrects.any()) and self.policy.gripper_training is None
 
     @property
-    def _corrects(self) -> bool:
-        """Whether the gripper is reversed where that is better, by the pull or by a critic of its own."""
-        return self.gripper is not None and self.gripper_trial is not None and self.gripper_trial.corrects
+    def _corrects(self) -> np.ndarray:
+        """In which tasks the gripper is reversed where that is better, by the pull or by a critic of its own (T,)."""
+        if self.gripper is None or self.gripper_trial is None:
+            return np.zeros(len(self.policy.actor.offset), dtype=bool)
+        return self.gripper_trial.corrects
 
     def end_trajectories(self) -> None:
         """End all trajectories, because the environments are about to be reset from outside."""
@@ -266,8 +269,8 @@ class RLTRollouts(ChunkOffPolicyAlgorithm):
         outcomes = outcomes_of(infos, buffer_action, reward)
         if self.search is not None:
             self._move_offsets(outcomes, dones)
-        if self.gripper_trial is not None and self.gripper_trial.trying:
-            self.gripper_trial.step(outcomes, dones)
         if self.gripper_trial is not None:
-            self.logger.record("rollout/gripper_flip", self.gripper_trial.flip)
+            if self.gripper_trial.trying.any():
+                self.gripper_trial.step(outcomes, dones, self._tasks())
+            self.logger.record("rollout/gripper_flip", float(self.gripper_trial.flip.mean()))
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch as th
-from rlt_models import Numpy, make_model, make_venv, oracle_model, to_numpy
+from rlt_models import Numpy, make_model, make_venv, oracle_model, random_obs, to_numpy
 from scipy.stats import fisher_exact
 from stable_baselines3.common.callbacks import BaseCallback
 
@@ -12,6 +12,7 @@ from rlt_sb3.common.chunk_outcome import ChunkOutcome
 from rlt_sb3.rlt.gripper import MARGIN, GripperTrial, pull_gripper, reverse_gripper
 
 GRIPPER = 6
+ONE = np.zeros(1, dtype=int)  # the task of one environment, where there is one task
 
 
 def test_whole_chunks_are_reversed():
@@ -63,7 +64,11 @@ def test_the_pull_is_reversed_where_critics_prefer_it_against_numpy(foreign):
         target = target.clone()
         target[::2] += 0.25
     actions = model.actor(batch.observations)
-    found = pull_gripper(model.critic, batch.observations, actions, target, GRIPPER).numpy().reshape(reference.shape)
+    found = (
+        pull_gripper(model.critic, batch.observations, actions, target, GRIPPER, np.ones(1, bool))
+        .numpy()
+        .reshape(reference.shape)
+    )
     expected = target.numpy().reshape(reference.shape).copy()
     own = actions.detach().double().numpy().reshape(reference.shape).copy()
     own[..., GRIPPER] = reference[..., GRIPPER]
@@ -78,6 +83,19 @@ def test_the_pull_is_reversed_where_critics_prefer_it_against_numpy(foreign):
         better[::2] = False
     expected[better, :, GRIPPER] = command[better, None]
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_the_pull_reverses_the_gripper_in_some_tasks():
+    """Critics that always prefer the opposite of the VLA's command, which is 1; two of three tasks may reverse it."""
+    model = make_model(venv=make_venv(2, task_ids=range(3), show_task=True), policy_kwargs={"gripper_flip": 0.02})
+    model.critic.q_values = lambda obs, actions: -actions.view(len(actions), -1, 7)[..., GRIPPER].mean(1).expand(3, -1)
+    obs = random_obs(model, 30) | {"task": np.eye(3, dtype=np.float32)[np.arange(30) % 3]}
+    obs["vla_ref"][..., GRIPPER] = 1.0
+    observations, _ = model.policy.obs_to_tensor(obs)
+    target = observations["vla_ref"].flatten(1)
+    found = pull_gripper(model.critic, observations, target, target, GRIPPER, np.array([True, False, True]))
+    commands = found.view_as(observations["vla_ref"])[..., GRIPPER]
+    assert commands.mean(1).tolist() == [-1.0, 1.0, -1.0] * 10
 
 
 def test_the_actor_learns_to_reverse_the_gripper():
@@ -129,37 +147,38 @@ def test_whole_episodes_are_drawn_for_the_trial():
     trial = GripperTrial("auto")
     trial.restart(400)
     noisy = np.arange(400) < 300
-    reversed_chunks = np.zeros(400, dtype=int)
+    reversed_chunks, tasks = np.zeros(400, dtype=int), np.zeros(400, dtype=int)
     for _ in range(50):
         chunks = np.full((400, 8, 7), 0.5)
-        trial.reverse(chunks, GRIPPER, noisy)
+        trial.reverse(chunks, GRIPPER, noisy, tasks)
         reversed_chunks += chunks[:, 0, GRIPPER] == -1.0
-        trial.step([outcome()] * 400, np.zeros(400, dtype=bool))
+        trial.step([outcome()] * 400, np.zeros(400, dtype=bool), tasks)
     drawn = reversed_chunks > 0
     assert not drawn[300:].any() and not trial.corrects
     assert drawn[:300].mean() == pytest.approx(trial.SHARE, abs=0.08)
     assert reversed_chunks[drawn].mean() == pytest.approx(50 * trial.RATE, abs=0.6)
-    trial.step([outcome(success=True)] * 400, np.arange(400) % 2 == 0)
-    assert len(trial.ended) == 150 and not trial.counts[::2].any() and trial.counts[1:300:2].all()
+    trial.step([outcome(success=True)] * 400, np.arange(400) % 2 == 0, tasks)
+    assert len(trial.ended[0]) == 150 and not trial.counts[::2].any() and trial.counts[1:300:2].all()
 
 
 def test_an_episode_that_began_without_noise_is_not_compared():
     trial = GripperTrial("auto")
     trial.restart(3)
-    trial.step([outcome()] * 3, np.array([True, False, False]))  # of the warm-up
-    trial.reverse(np.zeros((3, 8, 7)), GRIPPER, np.ones(3, dtype=bool))
+    tasks = np.zeros(3, dtype=int)
+    trial.step([outcome()] * 3, np.array([True, False, False]), tasks)  # of the warm-up
+    trial.reverse(np.zeros((3, 8, 7)), GRIPPER, np.ones(3, dtype=bool), tasks)
     assert trial.counts.tolist() == [True, False, False]
-    trial.step([outcome(broken=True), outcome(), outcome()], np.ones(3, dtype=bool))
-    assert not trial.ended
+    trial.step([outcome(broken=True), outcome(), outcome()], np.ones(3, dtype=bool), tasks)
+    assert not trial.ended[0]
 
 
 @pytest.mark.parametrize("told", [{"broken": True}, {"intervention": np.ones(8, dtype=bool)}])
 def test_an_episode_with_a_broken_simulator_or_a_person_is_not_compared(told):
     trial = GripperTrial("auto")
     for outcomes, done in ([outcome(**told)], False), ([outcome(success=True)], True), ([outcome(success=True)], True):
-        trial.reverse(np.zeros((1, 8, 7)), GRIPPER, np.ones(1, dtype=bool))
-        trial.step(outcomes, np.array([done]))
-    assert len(trial.ended) == 1
+        trial.reverse(np.zeros((1, 8, 7)), GRIPPER, np.ones(1, dtype=bool), ONE)
+        trial.step(outcomes, np.array([done]), ONE)
+    assert len(trial.ended[0]) == 1
 
 
 @pytest.mark.parametrize(("rates", "seed"), [((0.0, 0.4), 0), ((0.1, 0.5), 1), ((0.3, 0.1), 0)])
@@ -170,11 +189,11 @@ def test_the_correction_begins_when_reversed_episodes_succeed_more_often(rates, 
     trial = GripperTrial("auto")
     ended: list[tuple[bool, bool]] = []
     for _ in range(trial.EPISODES):
-        trial.reverse(np.zeros((1, 8, 7)), GRIPPER, np.ones(1, dtype=bool))
+        trial.reverse(np.zeros((1, 8, 7)), GRIPPER, np.ones(1, dtype=bool), ONE)
         drawn = bool(trial.drawn[0])
         success = bool(rng.random() < rates[drawn])
         ended.append((drawn, success))
-        trial.step([outcome(success=success)], np.ones(1, dtype=bool))
+        trial.step([outcome(success=success)], np.ones(1, dtype=bool), ONE)
         table = [
             [sum(s == wanted and d == kind for d, s in ended) for wanted in (True, False)] for kind in (True, False)
         ]
@@ -186,10 +205,50 @@ def test_the_correction_begins_when_reversed_episodes_succeed_more_often(rates, 
     assert trial.flip == (trial.FLIP if trial.corrects else 0.0)
 
 
+def test_each_task_has_a_trial_of_its_own():
+    """Two of five tasks are practiced: in task 3 reversed chunks help, in task 1 they do not."""
+    np.random.seed(0)
+    trial = GripperTrial("auto", 5)
+    trial.restart(2)
+    tasks, noisy, over = np.array([1, 3]), np.ones(2, bool), np.ones(2, bool)
+    assert not trial.reverses.any()  # no task is practiced yet
+    counts = {1: 0, 3: 0}
+    for _ in range(trial.EPISODES):
+        trial.reverse(np.zeros((2, 8, 7)), GRIPPER, noisy, tasks)
+        for task in tasks:
+            counts[task] += trial.trying[task]
+        outcomes = [outcome(success=bool(task == 3 and drawn)) for task, drawn in zip(tasks, trial.drawn, strict=True)]
+        trial.step(outcomes, over, tasks)
+        tasks = tasks[::-1].copy()
+    assert trial.corrects.tolist() == [False, False, False, True, False]
+    assert trial.flip.tolist() == [0.0, 0.0, 0.0, trial.FLIP, 0.0]
+    assert (
+        [len(ended) for ended in trial.ended] == [0, counts[1], 0, counts[3], 0] == [0, trial.EPISODES, 0, counts[3], 0]
+    )
+    assert counts[3] < trial.EPISODES and trial.trying.tolist() == [True, False, True, False, True]
+    assert trial.reverses.tolist() == [False, False, False, True, False]
+    reversed_chunks = np.zeros(2)
+    for _ in range(2000):
+        trial.reverse(chunks := np.full((2, 8, 7), 0.5), GRIPPER, noisy, np.array([1, 3]))
+        reversed_chunks += chunks[:, 0, GRIPPER] < 0.0
+    assert reversed_chunks[0] == 0 and reversed_chunks[1] == pytest.approx(2000 * trial.FLIP, rel=0.5)
+
+
+def test_an_episode_that_runs_when_the_trial_of_its_task_ends_is_not_compared():
+    np.random.seed(0)
+    trial = GripperTrial("auto", 2)
+    trial.restart(2)
+    tasks = np.zeros(2, dtype=int)
+    trial.reverse(np.zeros((2, 8, 7)), GRIPPER, np.ones(2, bool), tasks)
+    trial.trying[0] = False
+    trial.step([outcome(), outcome()], np.array([True, False]), tasks)
+    assert trial.ended == [[], []] and not trial.counts.any()
+
+
 def test_the_trial_goes_on_in_a_saved_model(tmp_path):
     model = make_model(num_envs=2, learning_starts=4, gate=False, policy_kwargs={"gripper_flip": "auto"})
     model.learn(60)
-    assert model.gripper_trial.ended and not model.corrects_gripper
+    assert model.gripper_trial.ended[0] and not model.corrects_gripper
     model.save(tmp_path / "model.zip")
     loaded = RLT.load(tmp_path / "model.zip")
     assert loaded.gripper_trial.ended == model.gripper_trial.ended
@@ -207,8 +266,8 @@ def test_how_often_a_trial_finds_a_fault(rates, least, most):
     for _ in range(200):
         trial = GripperTrial("auto")
         for _ in range(trial.EPISODES):
-            trial.reverse(np.zeros((1, 8, 7)), GRIPPER, np.ones(1, dtype=bool))
-            trial.step([outcome(success=bool(rng.random() < rates[int(trial.drawn[0])]))], np.ones(1, dtype=bool))
+            trial.reverse(np.zeros((1, 8, 7)), GRIPPER, np.ones(1, dtype=bool), ONE)
+            trial.step([outcome(success=bool(rng.random() < rates[int(trial.drawn[0])]))], np.ones(1, dtype=bool), ONE)
             if not trial.trying:
                 break
         found += trial.corrects
@@ -220,13 +279,13 @@ def test_a_trial_in_vain_ends():
     np.random.seed(0)
     trial = GripperTrial("auto")
     for number in range(trial.EPISODES + 100):
-        trial.reverse(chunks := np.full((1, 8, 7), 0.5), GRIPPER, np.ones(1, dtype=bool))
+        trial.reverse(chunks := np.full((1, 8, 7), 0.5), GRIPPER, np.ones(1, dtype=bool), ONE)
         reversed_chunk = chunks[0, 0, GRIPPER] < 0.0
         if trial.trying:
-            trial.step([outcome(success=not trial.drawn[0])], np.ones(1, dtype=bool))
+            trial.step([outcome(success=not trial.drawn[0])], np.ones(1, dtype=bool), ONE)
         assert trial.trying == (number + 1 < trial.EPISODES) and not trial.corrects
         assert number < trial.EPISODES or not reversed_chunk
-    assert len(trial.ended) == trial.EPISODES and any(drawn for drawn, _ in trial.ended)
+    assert len(trial.ended[0]) == trial.EPISODES and any(drawn for drawn, _ in trial.ended[0])
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])
@@ -250,6 +309,6 @@ def test_reversed_episodes_of_the_trial_say_nothing_about_the_offset(monkeypatch
     assert model.gripper_trial.trying and model.replay_buffer.size() == 100
     drawn, given_up = np.array(seen[4:]).T
     assert 0 < drawn.sum() < len(drawn) and (given_up == (drawn & (rate == 1.0))).all()
-    n_drawn = sum(was_drawn for was_drawn, _ in model.gripper_trial.ended)
+    n_drawn = sum(was_drawn for was_drawn, _ in model.gripper_trial.ended[0])
     assert n_drawn > 2
-    assert model.search.counted[0] == len(model.gripper_trial.ended) - (n_drawn if rate == 1.0 else 0)
+    assert model.search.counted[0] == len(model.gripper_trial.ended[0]) - (n_drawn if rate == 1.0 else 0)
