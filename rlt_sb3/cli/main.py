@@ -7,6 +7,7 @@ both packages. It names them as texts, and imports only those of the subcommand 
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
@@ -184,9 +185,15 @@ def parse(command: str, args: Sequence[str]) -> Any:
     else:
         parser.add_class_arguments(config_class, as_group=False, as_positional=True)
     words = read_words(args, config_class, sections)
-    settings = vars(parser.instantiate(parser.parse_args(words.for_parser())))
+    printing = [word for word in words.settings if word.partition("=")[0] == "--print_config"]
+    words.settings = [word for word in words.settings if word not in printing]
+    found = parser.parse_args(words.for_parser())
+    put_nested(vars(found), words.nested)
+    if printing:  # with the nested settings, of which the parser knows nothing; it prints and exits
+        merged = [f"--{name}={json.dumps(found[name])}" for name in sections]
+        parser.parse_args([*words.for_parser(), *merged, *printing])
+    settings = vars(parser.instantiate(found))
     del settings["config"]
-    put_nested(settings, words.nested)
     return config_class.from_dict(settings) if command == "train" else config_class(**settings)
 
 

@@ -1,6 +1,7 @@
 """Words of a command line: lists, switches, files before settings, settings inside dicts."""
 
 import pytest
+import yaml
 
 from rlt_sb3.cli.arguments import normalize, read_words
 from rlt_sb3.cli.main import main, parse
@@ -98,3 +99,14 @@ def test_nested_values_are_those_of_files():
         parse("train", ["--rlt.gate.share"])
     with pytest.raises(ValueError, match=r"--rlt\.gate\.share \[: "):
         parse("train", ["--rlt.gate.share", "["])
+
+
+def test_the_printed_configuration_has_nested_settings(capsys):
+    """Beside those of the file, which they override; what is printed can be used as a file."""
+    words = ["--rlt.policy_kwargs.gripper_critic", "null", "--rlt.policy_kwargs.candidates=3", "--seed", "7"]
+    with pytest.raises(SystemExit) as stop:
+        parse("train", ["--config", "libero_goal_ten", *words, "--print_config"])
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert stop.value.code == 0 and printed["seed"] == 7 and printed["total_chunks"] == 36000
+    expected = {"gripper_flip": 0.02, "gripper_critic": None, "candidates": 3}
+    assert printed["rlt"] == {"learning_starts": 2000, "policy_kwargs": expected}
