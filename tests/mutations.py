@@ -232,7 +232,7 @@ MUTATIONS = dict(enumerate([
              "found[env] = actor.offset[tasks[env]].cpu().numpy() / self.action_unit",
              "found[env] = self._offset_table()[tasks[env]]", "rlt/test_offset.py"),
     Mutation("the VLA has another offset than none", ROLLOUTS,
-             '== "vla") & self._vla_has_offset] = 0.0', '== "vla") & self._vla_has_offset] = 1.0', "rlt/test_offset.py"),
+             '"vla") & self._vla_has_offset] = 0.0', '"vla") & self._vla_has_offset] = 1.0', "rlt/test_offset.py"),
     Mutation("episodes without noise count as the search's", OFFSET,
              "self.counted[task] += outcome.searching", "self.counted[task] += 1", "rlt/test_offset.py"),
     Mutation("a trial that was abandoned stays a sample", OFFSET,
