@@ -87,7 +87,7 @@ class TaskActors(nn.Module):
         :param observation: with ``task`` (B, T)
         :return: chunks, flat, (B, C*d)
         """
-        tasks = observation[TASK].argmax(1)
+        tasks = task_rows(observation)
         chunks = None
         for task in tasks.unique().tolist():
             rows = tasks == task
@@ -164,6 +164,19 @@ def tasks_of(observation: Mapping[str, Any]) -> np.ndarray:
         return np.zeros(len(next(iter(observation.values()))), dtype=int)
     told = observation[TASK]
     return told.argmax(1).cpu().numpy() if th.is_tensor(told) else np.asarray(told).argmax(1)
+
+
+def task_rows(observation: Mapping[str, th.Tensor]) -> th.Tensor:
+    """
+    Tell which tasks are played, on the device of the observation.
+
+    :param observation: tensors, with ``task`` (B, T) if there are several tasks
+    :return: their numbers (B,); 0 where observations do not say which task is played
+    """
+    if TASK in observation:
+        return observation[TASK].argmax(1)
+    some = next(iter(observation.values()))
+    return th.zeros(len(some), dtype=th.long, device=some.device)
 
 
 def n_tasks_of(observation_space: Any) -> int | None:

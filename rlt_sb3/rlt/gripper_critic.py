@@ -15,7 +15,7 @@ import torch as th
 from stable_baselines3.common.type_aliases import Schedule
 from torch import nn
 
-from rlt_sb3.common.gated_policy import TASK
+from rlt_sb3.common.gated_policy import task_rows
 from rlt_sb3.common.replay.storage import ChunkBatch, TensorDict
 from rlt_sb3.common.torch_utils import EnsembleMLP, polyak
 
@@ -76,7 +76,7 @@ class GripperCritic(nn.Module):
         with th.no_grad():
             yes = th.ones(len(features), dtype=th.bool, device=features.device)
             better = self.q_values(features, yes).amin(0) > self.q_values(features, ~yes).mean(0) + self.margin
-            return better & (self.active[observations[TASK].argmax(1)] if TASK in observations else self.active)
+            return better & self.active[task_rows(observations)]
 
     def command(self, chunks: th.Tensor, observations: TensorDict, features: th.Tensor) -> th.Tensor:
         """

@@ -17,7 +17,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.td3.policies import Actor, TD3Policy
 from torch import nn
 
-from rlt_sb3.common.gated_policy import TASK, TaskActors, n_tasks_of
+from rlt_sb3.common.gated_policy import TaskActors, n_tasks_of, task_rows
 from rlt_sb3.common.hardware import has_bfloat16
 from rlt_sb3.common.torch_utils import AntiWindupClamp, EnsembleMLP
 from rlt_sb3.rlt.features import RLTFeatures, TensorDict
@@ -118,8 +118,7 @@ class RLTActor(Actor):
     def _places(self, obs: TensorDict) -> th.Tensor:
         """Return which of all tasks' vectors is due in each row (B,)."""
         reference = obs["vla_ref"].float()
-        task = obs[TASK].argmax(1) if TASK in obs else th.zeros(len(reference), dtype=th.long, device=reference.device)
-        return task * self.offset.shape[1] + phase_of(reference, self.gripper)
+        return task_rows(obs) * self.offset.shape[1] + phase_of(reference, self.gripper)
 
     def without_constants(self, gradient: th.Tensor, obs: TensorDict) -> th.Tensor:
         """
